@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, Unpack, final, type_check_only
 
 from typing_extensions import Buffer as BufferLike
 
-_EventKind = Literal["call", "message", "half_closed", "gone", "writable", "sent", "drained"]
+_EventKind = Literal["call", "message", "half_closed", "gone", "writable", "sent", "drained", "identify", "failed"]
 
 @type_check_only
 class Limits(TypedDict, total=False):
@@ -36,6 +36,7 @@ class Limits(TypedDict, total=False):
     room_ms: int
     max_unanswered: int
     max_unread_messages: int
+    max_handshakes: int
     handshake_ms: int
     header_ms: int
     request_idle_ms: int
@@ -61,6 +62,7 @@ class Figures(TypedDict):
     connections_taken: int
     connections_refused: int
     connections_cut: int  # slow, silent, hostile, or did not read
+    handshakes_failed: int  # of TLS
     requests_taken: int  # in groups
     calls_begun: int
     calls_refused: int  # by the edge itself
@@ -78,15 +80,16 @@ class Buffer:
 
 @final
 class Rows:
-    """Enqueue requests for one queue, whose columns fit. In order for each connection and stream; a later group may
-    have more of the queue. At most 65,536 messages and 8 MiB of records, as one batch may have.
+    """Enqueue requests of one identity for one queue, whose columns fit. In order for each connection and stream; a
+    later group may have more of the queue. At most 65,536 messages and 8 MiB of records, as one batch may have.
 
     A request with more than 64 KiB of records is a group by itself, and `records` is a Buffer then.
     """
 
     topic: str
     queue: int
-    forwarded: bool  # the calls have the metadata x-delay-forwarded
+    identity: object | None  # of all callers, as given to identify(); None: the listener does not ask
+    forwarded: bool  # the calls have the metadata x-delay-forwarded, and it counts
     nbytes: int  # of all columns over messages
     time: bytes  # i64[n] ms
     relative: bytes  # u8[n], or empty: all times are absolute
@@ -113,14 +116,22 @@ class Event:
     writable: a stream to which write() returned False may be written to.
     sent: an answer that was given with tell=True is held no longer, sent or not.
     drained: the last connection has ended since drain(); `token` is 0.
+    identify: who is it that calls with these `names` in the certificate, and this `authorization` and `principal` (the
+      metadata x-delay-principal)? Answer with identify() or refuse_caller(): the calls wait.
+    failed: a handshake of TLS has, for a `reason` that only a log can say. Told once a second at most; `token` is 0.
     """
 
     token: int
     kind: _EventKind
-    method: str | None  # in a call, as the next two
+    method: str | None  # in a call, as all up to `forwarded`; "identify" has the next two, too
     peer: str | None  # "ipv4:10.0.0.7:51234"
+    listener: str | None
+    identity: object | None
     seconds_left: float | None
     forwarded: bool
+    names: list[str]  # URIs as they are, then DNS names as "dns:NAME"
+    authorization: str | None
+    principal: str | None
     body: bytes | None
     reason: str
 
@@ -128,24 +139,56 @@ class Event:
 class Edge:
     def __new__(
         cls,
-        listen: str | int,
+        listen: str | int | None,
         *,
         rows: dict[str, Literal["unary", "stream"]],
         unary: list[str],
         streams: list[str],
         threads: int = 1,
         busy: bytes = b"",
+        expired: bytes = b"",
         **limits: Unpack[Limits],
     ) -> Edge:
-        """Listen on "host:port", or on the socket of a descriptor, from now on. Names of methods:
-        "/package.Service/Method". busy: a google.rpc.Status with nothing but details, for a call that ends with
-        RESOURCE_EXHAUSTED for want of room: its client may try again soon.
+        """Listen on "host:port", or on the socket of a descriptor, from now on, as the listener "plain"; None: listen()
+        says where. Names of methods: "/package.Service/Method". busy: a google.rpc.Status with nothing but details, for
+        a call that ends with RESOURCE_EXHAUSTED for want of room: its client may try again soon. expired: the same for
+        a stream that ends with UNAUTHENTICATED because its caller's identity has expired.
 
         Raises OSError: can't listen. ValueError, TypeError: a wrong argument or an unknown limit.
         """
 
     @property
-    def port(self) -> int: ...
+    def port(self) -> int | None:
+        """Of the first listener."""
+
+    def listen(
+        self,
+        listen: str | int,
+        name: str,
+        *,
+        tls: bool = False,
+        identifies: bool = False,
+        forwards: bool = False,
+        max_age_ms: int | None = None,
+    ) -> int:
+        """Listen there too; returns the port. tls: handshakes fail until set_certificates(). identifies: Python is
+        asked who calls ("identify"), and whether the metadata x-delay-forwarded counts. forwards: it counts of anybody.
+        max_age_ms: instead of the limit.
+
+        Raises OSError: can't listen. ValueError: there is a listener of that name.
+        """
+
+    def set_certificates(self, name: str, chain: bytes, key: bytes, client_roots: bytes | None = None) -> None:
+        """PEM, for all handshakes of that listener from now on. client_roots: who may have issued clients'
+        certificates, without which no client comes in. Raises ValueError, which says what is wrong with them."""
+
+    def identify(
+        self, token: int, identity: object, seconds_left: float | None = None, *, forwards: bool = False
+    ) -> None:
+        """Who calls. Asked again once it has expired; streams end then. Requests with one object may be one group."""
+
+    def refuse_caller(self, token: int, code: int, message: str, details: bytes = b"") -> None:
+        """The calls that have waited end with this status."""
     def fileno(self) -> int:
         """Readable while take() has something. Valid as long as this object."""
 

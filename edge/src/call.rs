@@ -8,9 +8,10 @@ use h2::SendStream;
 use h2::server::SendResponse;
 
 use crate::budget::Hold;
+use crate::caller::{Caller, NEVER};
 use crate::core::{Core, Method, Open, Shape, Window};
 use crate::grpc::{self, Status};
-use crate::inbox::Begun;
+use crate::inbox::{Begun, Origin};
 use crate::link::{CallWaker, Link};
 use crate::message::{Body, Message, Next};
 use crate::unread::Answer;
@@ -74,9 +75,13 @@ impl Ordered {
 
 pub struct Call {
     pub method: Method,
+    /// `None` while it is asked for, and where it is not.
+    pub caller: Option<Arc<Caller>>,
     pub forwarded: bool,
     /// CLOCK_MONOTONIC; -1: none.
     pub deadline_ms: i64,
+    /// Likewise, of a stream's caller.
+    pub expires_ms: u64,
     pub phase: Phase,
     /// Of a call whose phase is Waiting.
     pub waits: Option<Waits>,
@@ -101,8 +106,10 @@ impl Call {
     ) -> Self {
         Call {
             method,
+            caller: None,
             forwarded,
             deadline_ms,
+            expires_ms: NEVER,
             phase: Phase::Quiet,
             waits: None,
             body: Some(body),
@@ -121,9 +128,15 @@ impl Call {
         Begun {
             method: self.method.path.clone(),
             peer: link.peer.clone(),
+            listener: link.listener.name.clone(),
+            caller: self.caller.clone(),
             forwarded: self.forwarded,
             deadline_ms: self.deadline_ms,
         }
+    }
+
+    pub fn origin(&self) -> Origin<'_> {
+        Origin { caller: self.caller.as_ref(), forwarded: self.forwarded }
     }
 
     /// Whether one more message may begin, by what is under way.

@@ -1,7 +1,10 @@
 //! Requests of one queue, one after the other, as columns.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
+use crate::caller::Caller;
 use crate::decode::{EnqueueRequest, MAX_BATCH_BYTES, MAX_MESSAGES};
 
 /// A request with larger records is a group by itself, and its records are not copied.
@@ -31,6 +34,8 @@ impl Records {
 pub struct Group {
     pub topic: String,
     pub queue: u32,
+    /// Of all of them; `None`: not asked for.
+    pub caller: Option<Arc<Caller>>,
     pub forwarded: bool,
     pub messages: u32,
     pub nbytes: usize,
@@ -49,10 +54,11 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn new(request: &EnqueueRequest<'_>, forwarded: bool) -> Self {
+    pub fn new(request: &EnqueueRequest<'_>, caller: Option<Arc<Caller>>, forwarded: bool) -> Self {
         Group {
             topic: request.topic.to_owned(),
             queue: request.queue,
+            caller,
             forwarded,
             messages: 0,
             nbytes: 0,
@@ -131,7 +137,7 @@ mod tests {
 
     #[test]
     fn absent_columns_are_zeros_beside_those_that_are_there() {
-        let mut group = Group::new(&request(&[], &[], b"a"), false);
+        let mut group = Group::new(&request(&[], &[], b"a"), None, false);
         group.add(&request(&[], &[], b"a"), None, 1, -1);
         group.add(&request(&[1], &[9, 0, 0, 0], b"b"), None, 2, 5);
         group.add(&request(&[], &[], b"c"), None, 3, -1);
@@ -143,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_relative_column_is_empty_when_all_times_are_absolute() {
-        let mut group = Group::new(&request(&[], &[], b"a"), false);
+        let mut group = Group::new(&request(&[], &[], b"a"), None, false);
         group.add(&request(&[], &[], b"a"), None, 1, -1);
         group.finish();
         assert!(group.relative.is_empty());
@@ -153,7 +159,7 @@ mod tests {
     fn requests_join_up_to_the_bounds_of_a_batch() {
         let one = request(&[], &[], b"a");
         let room = |messages, bytes| {
-            let mut group = Group::new(&one, false);
+            let mut group = Group::new(&one, None, false);
             (group.messages, group.records) = (messages, Records::Joined(vec![0; bytes]));
             group.has_room_for(&one)
         };
@@ -165,7 +171,7 @@ mod tests {
     fn large_records_are_not_copied_and_stay_alone() {
         let message = Bytes::from(vec![7; LARGE_BYTES + 1]);
         let large = request(&[], &[], &message);
-        let mut group = Group::new(&large, false);
+        let mut group = Group::new(&large, None, false);
         group.add(&large, Some(&message), 1, -1);
         assert!(matches!(&group.records, Records::Whole(records) if records.as_ptr() == message.as_ptr()));
         assert!(!group.has_room_for(&request(&[], &[], b"a")));

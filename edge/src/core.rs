@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 
 use crate::budget::{Budget, REQUEST_BYTES};
+use crate::clock::now_ms;
 use crate::encode::rich_status;
 use crate::figures::{Figures, ThreadClocks};
-use crate::grpc::{RESOURCE_EXHAUSTED, Status};
+use crate::grpc::{RESOURCE_EXHAUSTED, Status, UNAUTHENTICATED};
 use crate::inbox::{Event, Inbox, Kind};
 use crate::limits::Limits;
 use crate::link::Link;
@@ -57,9 +58,20 @@ pub struct Core {
     pub windows: AtomicUsize,
     /// The encoded details of a google.rpc.Status, for a request for which there is no room now.
     busy: Bytes,
+    /// The same for a stream whose caller's identity has expired.
+    expired: Bytes,
+    told_of_failure_ms: AtomicU64,
     pub draining: AtomicBool,
     connections: Mutex<HashMap<u32, Arc<Link>>>,
     streams: Mutex<HashMap<u64, Arc<CallUnread>>>,
+}
+
+/// Between two that Python is told of.
+const FAILURE_MS: u64 = 1_000;
+
+fn detailed(code: u32, message: String, details: &Bytes) -> Status {
+    let details = if details.is_empty() { Bytes::new() } else { rich_status(code, &message, details) };
+    Status { code, message, details }
 }
 
 /// More than wait while Python takes what comes.
@@ -71,7 +83,7 @@ fn bytes(limit: u64) -> usize {
 
 impl Core {
     pub fn new(
-        methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes,
+        methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes, expired: Bytes,
     ) -> io::Result<Arc<Self>> {
         let named = |(path, shape): (String, Shape)| {
             let method = Method { path: Arc::from(path.as_str()), shape };
@@ -91,6 +103,8 @@ impl Core {
             calls: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),
             busy,
+            expired,
+            told_of_failure_ms: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
             streams: Mutex::default(),
@@ -100,9 +114,23 @@ impl Core {
 
     /// How a call ends for which there is no room: its client may try again soon.
     pub fn busy(&self, message: String) -> Status {
-        let details =
-            if self.busy.is_empty() { Bytes::new() } else { rich_status(RESOURCE_EXHAUSTED, &message, &self.busy) };
-        Status { code: RESOURCE_EXHAUSTED, message, details }
+        detailed(RESOURCE_EXHAUSTED, message, &self.busy)
+    }
+
+    /// How a stream ends whose caller is known no longer.
+    pub fn expired(&self) -> Status {
+        detailed(UNAUTHENTICATED, "what the caller was known by has expired".to_owned(), &self.expired)
+    }
+
+    /// Clients are only told that they can't connect: Python may say in a log what was wrong, of one a second.
+    pub fn handshake_failed(&self, link: &Link, why: &str) {
+        self.figures.handshakes_failed.add_one();
+        let (now, told) = (now_ms(), self.told_of_failure_ms.load(Relaxed));
+        if now >= told + FAILURE_MS {
+            self.told_of_failure_ms.store(now, Relaxed);
+            let reason = format!("{} by listener {}: {why}", link.peer, link.listener.name).into();
+            self.inbox.put_event(Event { reason, ..Event::of(0, Kind::Failed) });
+        }
     }
 
     pub fn budget(&self, shape: Shape) -> &Arc<Budget> {

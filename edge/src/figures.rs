@@ -24,6 +24,8 @@ pub struct Figures {
     pub connections_refused: Counter,
     /// Cut because they were slow, silent, hostile or did not read.
     pub connections_cut: Counter,
+    /// Of TLS.
+    pub handshakes_failed: Counter,
     /// Enqueue requests that were handed over as rows.
     pub requests_taken: Counter,
     /// Other calls and requests that were handed over.

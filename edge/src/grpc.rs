@@ -14,6 +14,7 @@ pub const RESOURCE_EXHAUSTED: u32 = 8;
 pub const UNAVAILABLE: u32 = 14;
 pub const UNIMPLEMENTED: u32 = 12;
 pub const INTERNAL: u32 = 13;
+pub const UNAUTHENTICATED: u32 = 16;
 
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const ACCEPTED: HeaderValue = HeaderValue::from_static(Encoding::ACCEPTED);

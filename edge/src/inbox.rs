@@ -1,5 +1,6 @@
 //! What waits for Python: groups of rows and events, and one signal for all that comes until Python looks.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::RawFd;
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 
 use crate::budget::Hold;
+use crate::caller::{Caller, Credentials};
 use crate::columns::Group;
 use crate::decode::EnqueueRequest;
 use crate::lock::lock;
@@ -23,32 +25,49 @@ pub enum Kind {
     Writable,
     Sent,
     Drained,
+    /// Who calls?
+    Identify,
+    /// A handshake of TLS has.
+    Failed,
 }
 
 /// What is told of a call when it begins.
 pub struct Begun {
     pub method: Arc<str>,
     pub peer: Arc<str>,
+    pub listener: Arc<str>,
+    /// `None`: the listener does not ask.
+    pub caller: Option<Arc<Caller>>,
     pub forwarded: bool,
     /// CLOCK_MONOTONIC; -1: none.
     pub deadline_ms: i64,
+}
+
+/// What is known of a caller whom Python must find out.
+pub struct Question {
+    pub peer: Arc<str>,
+    pub listener: Arc<str>,
+    /// In its certificate.
+    pub names: Arc<[String]>,
+    pub credentials: Credentials,
 }
 
 pub struct Event {
     pub token: u64,
     pub kind: Kind,
     pub begun: Option<Begun>,
+    pub question: Option<Box<Question>>,
     /// `None` in a unary call that has no message.
     pub body: Option<Bytes>,
     /// Of the body: it is in memory until Python has it, though the call may be gone before.
     pub hold: Option<Arc<Hold>>,
-    /// Why a call is gone.
-    pub reason: &'static str,
+    /// Why a call is gone, or a handshake has failed.
+    pub reason: Cow<'static, str>,
 }
 
 impl Event {
     pub fn of(token: u64, kind: Kind) -> Self {
-        Event { token, kind, begun: None, body: None, hold: None, reason: "" }
+        Event { token, kind, begun: None, question: None, body: None, hold: None, reason: Cow::Borrowed("") }
     }
 
     fn nbytes(&self) -> usize {
@@ -56,18 +75,29 @@ impl Event {
     }
 }
 
+/// Whose a row is. Those of different callers are never in one group, nor those that were forwarded with others.
+#[derive(Clone, Copy)]
+pub struct Origin<'a> {
+    pub caller: Option<&'a Arc<Caller>>,
+    pub forwarded: bool,
+}
+
 pub struct Inbox {
     state: Mutex<State>,
     signal: Signal,
 }
+
+/// Per topic: queue, forwarded and the number of the group that takes more.
+type Open = HashMap<String, Vec<(u32, bool, u64)>>;
 
 #[derive(Default)]
 struct State {
     groups: VecDeque<Group>,
     /// The number of the first group; each one that is made has the next number.
     first: u64,
-    /// Per topic: queue, forwarded and the number of the group that takes more.
-    open: HashMap<String, Vec<(u32, bool, u64)>>,
+    open: Open,
+    /// The same for each caller that is known, by its key.
+    open_of: HashMap<usize, Open>,
     events: VecDeque<Event>,
     signalled: bool,
 }
@@ -83,11 +113,11 @@ impl Inbox {
 
     /// A request whose columns fit. message: what it was decoded from, when large records may keep it.
     pub fn put_row(
-        &self, request: &EnqueueRequest<'_>, message: Option<&Bytes>, forwarded: bool, token: u64, deadline_ms: i64,
+        &self, request: &EnqueueRequest<'_>, message: Option<&Bytes>, origin: Origin<'_>, token: u64, deadline_ms: i64,
     ) {
         let mut state = lock(&self.state);
         let large = message.is_some() && request.records.len() > crate::columns::LARGE_BYTES;
-        state.group_for(request, forwarded, large).add(request, message, token, deadline_ms);
+        state.group_for(request, origin, large).add(request, message, token, deadline_ms);
         self.signal(&mut state);
     }
 
@@ -121,6 +151,7 @@ impl Inbox {
         }
         if state.groups.is_empty() {
             state.open.clear(); // topics are of the clients' making, and must not pile up
+            state.open_of.clear();
         }
         if state.groups.is_empty() && state.events.is_empty() {
             state.signalled = false;
@@ -142,11 +173,16 @@ fn fits(size: usize, left: usize, all: usize) -> bool {
 }
 
 impl State {
-    fn group_for(&mut self, request: &EnqueueRequest<'_>, forwarded: bool, large: bool) -> &mut Group {
+    fn group_for(&mut self, request: &EnqueueRequest<'_>, origin: Origin<'_>, large: bool) -> &mut Group {
+        let Origin { caller, forwarded } = origin;
         let next = self.first + self.groups.len() as u64;
-        let queues = match self.open.get_mut(request.topic) {
+        let open = match caller {
+            None => &mut self.open,
+            Some(caller) => self.open_of.entry(caller.key).or_default(),
+        };
+        let queues = match open.get_mut(request.topic) {
             Some(queues) => queues,
-            None => self.open.entry(request.topic.to_owned()).or_default(),
+            None => open.entry(request.topic.to_owned()).or_default(),
         };
         let at = match queues.iter().position(|open| (open.0, open.1) == (request.queue, forwarded)) {
             Some(at) => at,
@@ -160,7 +196,7 @@ impl State {
         let open = number.checked_sub(self.first).and_then(|at| self.groups.get(at as usize));
         if large || !open.is_some_and(|group| group.has_room_for(request)) {
             queues[at].2 = next;
-            self.groups.push_back(Group::new(request, forwarded));
+            self.groups.push_back(Group::new(request, caller.cloned(), forwarded));
         }
         let index = (queues[at].2 - self.first) as usize;
         &mut self.groups[index]
@@ -170,6 +206,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ANYBODY: Origin<'static> = Origin { caller: None, forwarded: false };
 
     fn request<'a>(topic: &'a str, queue: u32, records: &'a [u8]) -> EnqueueRequest<'a> {
         EnqueueRequest { topic, queue, count: 1, time: &[0; 8], size: &[1; 4], records, ..EnqueueRequest::default() }
@@ -183,20 +221,32 @@ mod tests {
     fn requests_of_one_queue_are_one_group_in_order() {
         let inbox = Inbox::new().unwrap();
         for (token, queue) in [(1, 0), (2, 1), (3, 0)] {
-            inbox.put_row(&request("t", queue, b"a"), None, false, token, -1);
+            inbox.put_row(&request("t", queue, b"a"), None, ANYBODY, token, -1);
         }
-        inbox.put_row(&request("t", 0, b"a"), None, true, 4, -1);
+        inbox.put_row(&request("t", 0, b"a"), None, Origin { forwarded: true, ..ANYBODY }, 4, -1);
         assert_eq!(tokens(&inbox.take(1000).0), [(0, vec![1, 3]), (1, vec![2]), (0, vec![4])]);
+    }
+
+    #[test]
+    fn requests_of_different_callers_are_in_different_groups() {
+        let inbox = Inbox::new().unwrap();
+        let caller = |key| Arc::new(Caller { key, identity: Arc::new(()), expires_ms: u64::MAX, forwards: false });
+        for (token, key) in [(1, 7), (2, 8), (3, 7)] {
+            let origin = Origin { caller: Some(&caller(key)), forwarded: false };
+            inbox.put_row(&request("t", 0, b"a"), None, origin, token, -1);
+        }
+        inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 4, -1);
+        assert_eq!(tokens(&inbox.take(1000).0), [(0, vec![1, 3]), (0, vec![2]), (0, vec![4])]);
     }
 
     #[test]
     fn a_large_request_is_alone_and_in_its_place() {
         let inbox = Inbox::new().unwrap();
         let message = Bytes::from(vec![0; crate::columns::LARGE_BYTES + 1]);
-        inbox.put_row(&request("t", 0, b"a"), None, false, 1, -1);
-        inbox.put_row(&request("t", 0, &message), Some(&message), false, 2, -1);
-        inbox.put_row(&request("t", 0, b"a"), None, false, 3, -1);
-        inbox.put_row(&request("t", 0, b"a"), None, false, 4, -1);
+        inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 1, -1);
+        inbox.put_row(&request("t", 0, &message), Some(&message), ANYBODY, 2, -1);
+        inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 3, -1);
+        inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 4, -1);
         assert_eq!(tokens(&inbox.take(1 << 20).0), [(0, vec![1]), (0, vec![2]), (0, vec![3, 4])]);
     }
 
@@ -204,11 +254,11 @@ mod tests {
     fn what_is_over_the_limit_is_left_and_signalled() {
         let inbox = Inbox::new().unwrap();
         for token in 0..3 {
-            inbox.put_row(&request("t", token as u32, &[0; 80]), None, false, token, -1);
+            inbox.put_row(&request("t", token as u32, &[0; 80]), None, ANYBODY, token, -1);
         }
         assert_eq!(tokens(&inbox.take(120).0), [(0, vec![0])]);
         assert!(lock(&inbox.state).signalled);
-        inbox.put_row(&request("t", 0, b"a"), None, false, 9, -1); // its group was taken: it comes after the others
+        inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 9, -1); // its group was taken: it comes after the others
         assert_eq!(tokens(&inbox.take(1000).0), [(1, vec![1]), (2, vec![2]), (0, vec![9])]);
         assert!(!inbox.signal.lower(), "the signal is gone");
     }

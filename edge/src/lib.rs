@@ -1,7 +1,7 @@
 //! The compiled gRPC server transport of DelayCluster.
 //!
 //! ```text
-//! sockets -> watch -> connection -> message -> decode -> columns -> inbox -> Python (take)
+//! sockets -> (tls) -> watch -> connection -> message -> decode -> columns -> inbox -> Python (take)
 //! sockets <- unread <- connection <- mail <- dispatch <- encode <------------ Python (answer_rows, respond, ...)
 //! ```
 //! Requests that are received or taken hold room in a `budget`; answers that are not read hold room in `unread`.
@@ -11,6 +11,7 @@ compile_error!("columns are little-endian, and are handed over as they came");
 
 pub mod budget;
 pub mod call;
+pub mod caller;
 pub mod clock;
 pub mod columns;
 pub mod connection;
@@ -24,6 +25,7 @@ pub mod inbox;
 pub mod inflate;
 pub mod limits;
 pub mod link;
+pub mod listener;
 pub mod lock;
 pub mod message;
 #[cfg(feature = "python")]
@@ -34,6 +36,7 @@ pub mod server;
 pub mod signal;
 pub mod threads;
 pub mod timing;
+pub mod tls;
 pub mod unread;
 pub mod watch;
 pub mod writes;

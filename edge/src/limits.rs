@@ -61,7 +61,9 @@ limits! {
     /// Calls of a connection that wait for room at once, and how long a unary one does.
     max_waiting: 64,
     room_ms: 2_000,
-    /// For the connection preface; for the headers of a call; for the next bytes of a request.
+    /// Handshakes of TLS under way at once, of each listener. Connections that come then are taken once one is done.
+    max_handshakes: 1_000,
+    /// For a handshake of TLS; for the connection preface; for the headers of a call; for the next bytes of a request.
     handshake_ms: 10_000,
     header_ms: 10_000,
     request_idle_ms: 60_000,
@@ -71,7 +73,7 @@ limits! {
     /// A ping after so long without a byte from the client, and the end so long after that.
     keepalive_ms: 60_000,
     keepalive_timeout_ms: 20_000,
-    /// GOAWAY after so long, give or take a tenth, and the end so long after that. 0: never.
+    /// Unless a listener has its own: GOAWAY after so long, give or take a tenth, and the end so long after that. 0: never.
     max_age_ms: 0,
     age_grace_ms: 30_000,
     /// Calls that a connection may reset at once, beside one for each call that was answered.

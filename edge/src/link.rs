@@ -7,7 +7,9 @@ use std::task::{Wake, Waker};
 use futures_util::task::AtomicWaker;
 
 use crate::budget::{Asker, Hold};
+use crate::caller::Caller;
 use crate::grpc::Status;
+use crate::listener::Listener;
 use crate::lock::lock;
 use crate::unread::{Answer, ConnectionUnread, Unread};
 
@@ -40,6 +42,11 @@ pub enum Mail {
     More {
         call: u32,
     },
+    /// Who the calls come from that have waited for the answer to this question.
+    Caller {
+        number: u32,
+        found: Result<Arc<Caller>, Status>,
+    },
     /// Others wait for room: give up requests that are slow in coming.
     Relieve,
     Drain,
@@ -49,6 +56,7 @@ pub enum Mail {
 pub struct Link {
     pub id: u32,
     pub peer: Arc<str>,
+    pub listener: Arc<Listener>,
     pub unread: Arc<ConnectionUnread>,
     /// `None` once the connection is over.
     mail: Mutex<Option<Vec<Mail>>>,
@@ -59,10 +67,11 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn new(id: u32, peer: Arc<str>, unread: &Arc<Unread>) -> Arc<Self> {
+    pub fn new(id: u32, peer: Arc<str>, listener: Arc<Listener>, unread: &Arc<Unread>) -> Arc<Self> {
         Arc::new(Link {
             id,
             peer,
+            listener,
             unread: ConnectionUnread::new(unread),
             mail: Mutex::new(Some(Vec::new())),
             ready: Mutex::default(),

@@ -1,18 +1,22 @@
 //! The Python module: thin, and the only place that knows of Python. No other thread than Python's own comes here.
 
+use std::any::Any;
 use std::collections::HashSet;
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use pyo3::{ffi, intern};
 
+use crate::caller::{Caller, NEVER};
 use crate::clock::now_ms;
 use crate::columns::{Group, LARGE_BYTES, Records};
 use crate::core::Shape;
@@ -20,7 +24,9 @@ use crate::dispatch::StoredRows;
 use crate::grpc::Status;
 use crate::inbox::{Event, Kind};
 use crate::limits::Limits;
+use crate::listener::Listener;
 use crate::server::{Listen, Server};
+use crate::tls::{self, Tls};
 use crate::writes::Writes;
 
 const NONE: &[u8] = b"";
@@ -81,10 +87,16 @@ fn array<T: Element>(given: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
     if buffer.item_count() == 0 { Ok(Vec::new()) } else { buffer.into_typed::<T>()?.to_vec(given.py()) }
 }
 
+/// What Python gave for a caller.
+fn identity(py: Python<'_>, caller: Option<&Arc<Caller>>) -> Option<Py<PyAny>> {
+    caller.and_then(|caller| caller.identity.downcast_ref::<Py<PyAny>>()).map(|identity| identity.clone_ref(py))
+}
+
 #[pyclass(frozen, get_all, name = "Rows", module = "delayedge")]
 struct PyRows {
     topic: String,
     queue: u32,
+    identity: Option<Py<PyAny>>,
     forwarded: bool,
     nbytes: usize,
     time: Py<PyBytes>,
@@ -109,6 +121,7 @@ impl PyRows {
         Ok(PyRows {
             topic: group.topic,
             queue: group.queue,
+            identity: identity(py, group.caller.as_ref()),
             forwarded: group.forwarded,
             nbytes: group.nbytes,
             time: column(py, &group.time),
@@ -133,9 +146,14 @@ struct PyEvent {
     method: Option<String>,
     body: Option<Py<PyAny>>,
     peer: Option<String>,
+    listener: Option<String>,
+    identity: Option<Py<PyAny>>,
+    names: Vec<String>,
+    authorization: Option<String>,
+    principal: Option<String>,
     forwarded: bool,
     seconds_left: Option<f64>,
-    reason: &'static str,
+    reason: String,
 }
 
 impl PyEvent {
@@ -148,8 +166,12 @@ impl PyEvent {
             Kind::Writable => intern!(py, "writable"),
             Kind::Sent => intern!(py, "sent"),
             Kind::Drained => intern!(py, "drained"),
+            Kind::Identify => intern!(py, "identify"),
+            Kind::Failed => intern!(py, "failed"),
         };
         let begun = event.begun.as_ref();
+        let asked = event.question.as_deref();
+        let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let seconds_left = begun
             .filter(|begun| begun.deadline_ms >= 0)
             .map(|begun| (begun.deadline_ms as u64).saturating_sub(now_ms) as f64 / 1_000.0);
@@ -157,12 +179,20 @@ impl PyEvent {
             token: event.token,
             kind: kind.clone().into_any().unbind(),
             method: begun.map(|begun| begun.method.to_string()),
-            peer: begun.map(|begun| begun.peer.to_string()),
+            peer: begun.map(|begun| &begun.peer).or(asked.map(|asked| &asked.peer)).map(ToString::to_string),
+            listener: begun
+                .map(|begun| &begun.listener)
+                .or(asked.map(|asked| &asked.listener))
+                .map(ToString::to_string),
+            identity: identity(py, begun.and_then(|begun| begun.caller.as_ref())),
+            names: asked.map_or(Vec::new(), |asked| asked.names.to_vec()),
+            authorization: asked.and_then(|asked| asked.credentials.authorization.as_ref()).map(text),
+            principal: asked.and_then(|asked| asked.credentials.principal.as_ref()).map(text),
             forwarded: begun.is_some_and(|begun| begun.forwarded),
             seconds_left,
             // Messages are parsed by what wants bytes, so there is no view over them.
             body: event.body.map(|body| PyBytes::new(py, &body).into_any().unbind()),
-            reason: event.reason,
+            reason: event.reason.into_owned(),
         })
     }
 }
@@ -213,10 +243,11 @@ struct Edge {
 #[pymethods]
 impl Edge {
     #[new]
-    #[pyo3(signature = (listen, *, rows, unary, streams, threads=1, busy=NONE, **limits))]
+    #[allow(clippy::too_many_arguments, reason = "by name in Python")]
+    #[pyo3(signature = (listen, *, rows, unary, streams, threads=1, busy=NONE, expired=NONE, **limits))]
     fn new(
-        listen: &Bound<'_, PyAny>, rows: &Bound<'_, PyDict>, unary: Vec<String>, streams: Vec<String>, threads: usize,
-        busy: &[u8], limits: Option<&Bound<'_, PyDict>>,
+        listen: Option<&Bound<'_, PyAny>>, rows: &Bound<'_, PyDict>, unary: Vec<String>, streams: Vec<String>,
+        threads: usize, busy: &[u8], expired: &[u8], limits: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let mut methods = Vec::new();
         for (path, kind) in rows {
@@ -226,20 +257,61 @@ impl Edge {
         }
         methods.extend(unary.into_iter().map(|path| (path, Shape::Unary)));
         methods.extend(streams.into_iter().map(|path| (path, Shape::Stream)));
-        Ok(Edge {
-            server: Server::start(
-                listen_of(listen)?,
-                methods,
-                limits_of(limits)?,
-                Bytes::copy_from_slice(busy),
-                threads,
-            )?,
-        })
+        let (busy, expired) = (Bytes::copy_from_slice(busy), Bytes::copy_from_slice(expired));
+        let server = Server::start(methods, limits_of(limits)?, busy, expired, threads)?;
+        if let Some(listen) = listen {
+            server.listen(listen_of(listen)?, Listener::plain(&server.core.limits))?;
+        }
+        Ok(Edge { server })
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "by name in Python")]
+    #[pyo3(signature = (listen, name, *, tls=false, identifies=false, forwards=false, max_age_ms=None))]
+    fn listen(
+        &self, listen: &Bound<'_, PyAny>, name: &str, tls: bool, identifies: bool, forwards: bool,
+        max_age_ms: Option<u64>,
+    ) -> PyResult<u16> {
+        if self.server.listener(name).is_some() {
+            return Err(PyValueError::new_err(format!("there is a listener {name} already")));
+        }
+        let limits = &self.server.core.limits;
+        let listener = Listener {
+            name: Arc::from(name),
+            tls: tls.then(|| Tls::new(limits)),
+            identifies,
+            forwards,
+            max_age_ms: max_age_ms.unwrap_or(limits.max_age_ms).min(HIGHEST),
+        };
+        self.server.listen(listen_of(listen)?, listener)?;
+        Ok(self.server.listener(name).map_or(0, |(_, address)| address.port()))
+    }
+
+    #[pyo3(signature = (name, chain, key, client_roots=None))]
+    fn set_certificates(&self, name: &str, chain: &[u8], key: &[u8], client_roots: Option<&[u8]>) -> PyResult<()> {
+        let found = self.server.listener(name);
+        let Some(tls) = found.as_ref().and_then(|(listener, _)| listener.tls.as_ref()) else {
+            return Err(PyValueError::new_err(format!("there is no listener {name} with TLS")));
+        };
+        tls.set(tls::config(chain, key, client_roots).map_err(PyValueError::new_err)?);
+        Ok(())
+    }
+
+    #[pyo3(signature = (token, identity, seconds_left=None, *, forwards=false))]
+    fn identify(&self, token: u64, identity: Py<PyAny>, seconds_left: Option<f64>, forwards: bool) {
+        let expires_ms = seconds_left.map_or(NEVER, |left| now_ms().saturating_add((left.max(0.0) * 1_000.0) as u64));
+        let key = identity.as_ptr() as usize;
+        let identity: Arc<dyn Any + Send + Sync> = Arc::new(identity);
+        self.server.identify(token, Ok(Caller { key, identity, expires_ms, forwards }));
+    }
+
+    #[pyo3(signature = (token, code, message, details=NONE))]
+    fn refuse_caller(&self, token: u64, code: u32, message: String, details: &[u8]) {
+        self.server.identify(token, Err(status(code, message, details)));
     }
 
     #[getter]
-    fn port(&self) -> u16 {
-        self.server.address.port()
+    fn port(&self) -> Option<u16> {
+        self.server.address().map(|address| address.port())
     }
 
     fn fileno(&self) -> i32 {
@@ -333,6 +405,7 @@ impl Edge {
         figures.set_item("connections_taken", counted.connections_taken.get())?;
         figures.set_item("connections_refused", counted.connections_refused.get())?;
         figures.set_item("connections_cut", counted.connections_cut.get())?;
+        figures.set_item("handshakes_failed", counted.handshakes_failed.get())?;
         figures.set_item("requests_taken", counted.requests_taken.get())?;
         figures.set_item("calls_begun", counted.calls_begun.get())?;
         figures.set_item("calls_refused", counted.calls_refused.get())?;

@@ -14,13 +14,15 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::AbortHandle;
 
-use crate::connection::serve;
+use crate::caller::Caller;
+use crate::connection::{serve, serve_tls};
 use crate::core::{Core, Registered, Shape};
 use crate::dispatch::{self, StoredRows};
 use crate::encode;
 use crate::grpc::Status;
 use crate::limits::Limits;
 use crate::link::{Link, Mail};
+use crate::listener::Listener;
 use crate::lock::lock;
 use crate::relief;
 use crate::rows::ROW;
@@ -36,17 +38,18 @@ const MAX_ID: u32 = 0x7fff_ffff;
 
 pub struct Server {
     pub core: Arc<Core>,
-    pub address: SocketAddr,
+    listeners: Mutex<Vec<(Arc<Listener>, SocketAddr)>>,
+    ids: Arc<AtomicU32>,
     runtime: Mutex<Option<Runtime>>,
-    accepting: Mutex<Option<AbortHandle>>,
+    accepting: Mutex<Vec<AbortHandle>>,
     stored: UnboundedSender<StoredRows>,
 }
 
 impl Server {
     pub fn start(
-        listen: Listen, methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes, threads: usize,
+        methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes, expired: Bytes, threads: usize,
     ) -> io::Result<Self> {
-        let core = Core::new(methods, limits, busy)?;
+        let core = Core::new(methods, limits, busy, expired)?;
         let clocks = core.clone();
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads.max(1))
@@ -57,16 +60,49 @@ impl Server {
                 clocks.threads.add_this_thread();
             })
             .build()?;
-        let listener = {
+        let (stored, answers) = mpsc::unbounded_channel();
+        runtime.spawn(dispatch::run(core.clone(), answers));
+        runtime.spawn(relief::run(core.clone()));
+        Ok(Server {
+            core,
+            listeners: Mutex::default(),
+            ids: Arc::default(),
+            runtime: Mutex::new(Some(runtime)),
+            accepting: Mutex::default(),
+            stored,
+        })
+    }
+
+    /// Take connections there from now on.
+    pub fn listen(&self, listen: Listen, listener: Listener) -> io::Result<()> {
+        let runtime = lock(&self.runtime);
+        let Some(runtime) = runtime.as_ref() else { return Err(io::Error::other("the edge is closed")) };
+        let socket = {
             let _inside = runtime.enter();
             bind(listen)?
         };
-        let address = listener.local_addr()?;
-        let (stored, answers) = mpsc::unbounded_channel();
-        let accepting = runtime.spawn(accept(listener, core.clone())).abort_handle();
-        runtime.spawn(dispatch::run(core.clone(), answers));
-        runtime.spawn(relief::run(core.clone()));
-        Ok(Server { core, address, runtime: Mutex::new(Some(runtime)), accepting: Mutex::new(Some(accepting)), stored })
+        let (listener, address) = (Arc::new(listener), socket.local_addr()?);
+        lock(&self.listeners).push((listener.clone(), address));
+        let accepting = runtime.spawn(accept(socket, listener, self.core.clone(), self.ids.clone()));
+        lock(&self.accepting).push(accepting.abort_handle());
+        Ok(())
+    }
+
+    /// The listener of that name, and where it listens.
+    pub fn listener(&self, name: &str) -> Option<(Arc<Listener>, SocketAddr)> {
+        lock(&self.listeners).iter().find(|(listener, _)| &*listener.name == name).cloned()
+    }
+
+    /// Where the first one listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        lock(&self.listeners).first().map(|(_, address)| *address)
+    }
+
+    /// Who calls, or how the calls end that have asked.
+    pub fn identify(&self, token: u64, found: Result<Caller, Status>) {
+        if let Some(link) = self.link(token) {
+            link.send(Mail::Caller { number: token as u32, found: found.map(Arc::new) });
+        }
     }
 
     /// rows: its columns fit each other. Does nothing once the edge is closed.
@@ -131,7 +167,7 @@ impl Server {
 
     /// No new connections, no new calls; what has begun may end, for so long.
     pub fn drain(&self, within: Duration) {
-        if let Some(accepting) = lock(&self.accepting).take() {
+        for accepting in lock(&self.accepting).drain(..) {
             accepting.abort();
         }
         for link in self.core.links() {
@@ -203,20 +239,26 @@ fn bind(listen: Listen) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-async fn accept(listener: TcpListener, core: Arc<Core>) {
-    let ids = AtomicU32::new(0);
+async fn accept(socket: TcpListener, listener: Arc<Listener>, core: Arc<Core>, ids: Arc<AtomicU32>) {
     loop {
-        let Ok((socket, peer)) = listener.accept().await else {
+        let place = match &listener.tls {
+            None => None,
+            Some(tls) => tls.handshakes.clone().acquire_owned().await.ok(),
+        };
+        let Ok((socket, peer)) = socket.accept().await else {
             tokio::time::sleep(ACCEPT_AGAIN).await;
             continue;
         };
         let id = ids.fetch_add(1, Relaxed) & MAX_ID;
-        let link = Link::new(id, Arc::from(name_of(peer)), &core.unread);
+        let link = Link::new(id, Arc::from(name_of(peer)), listener.clone(), &core.unread);
         match Registered::new(&core, &link) {
             Some(registered) => {
                 let _ = socket.set_nodelay(true);
                 core.figures.connections_taken.add_one();
-                tokio::spawn(serve(socket, core.clone(), link, registered));
+                match place {
+                    None => tokio::spawn(serve(socket, core.clone(), link, registered, Vec::new())),
+                    Some(place) => tokio::spawn(serve_tls(socket, core.clone(), link, registered, place)),
+                };
             }
             None => core.figures.connections_refused.add_one(),
         }

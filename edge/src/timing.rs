@@ -64,8 +64,8 @@ pub struct Lifetime {
 
 impl Lifetime {
     /// id: spreads the ends of connections that began together.
-    pub fn new(pings: Option<PingPong>, limits: &Limits, id: u32) -> Self {
-        let age = limits.max_age_ms;
+    pub fn new(pings: Option<PingPong>, limits: &Limits, max_age_ms: u64, id: u32) -> Self {
+        let age = max_age_ms;
         let spread = (age / 5).saturating_mul(u64::from(id.wrapping_mul(0x9e37_79b9) >> 16)) / 65_536;
         Lifetime {
             pings,

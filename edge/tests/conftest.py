@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "node")]
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "node"), str(ROOT / "tests/security")]
 
 from fakenode import FakeNode  # noqa: E402 - found by that path
 

@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 ENQUEUE = "/delay.v1.DelayService/Enqueue"
 ENQUEUE_STREAM = "/delay.v1.DelayService/EnqueueStream"
-UNARY = ("Echo", "Fail", "Hold", "Big", "Told")
+UNARY = ("Echo", "Fail", "Hold", "Big", "Told", "Who")
 STREAMS = ("Chat", "Download", "HoldStream", "FailLate")
 UID = 77
 DETAILS = bytes(range(256))
+EXPIRED = b"\x1a\x02hi"  # one detail
 
 
 def column(code: str, data: Any) -> list[int]:
@@ -35,9 +36,12 @@ class FakeNode:
         self.edge = Edge(
             "127.0.0.1:0", rows={ENQUEUE: "unary", ENQUEUE_STREAM: "stream"},
             unary=[f"/test.Test/{name}" for name in UNARY],
-            streams=[f"/test.Test/{name}" for name in STREAMS], **limits,
+            streams=[f"/test.Test/{name}" for name in STREAMS], expired=EXPIRED, **limits,
         )  # fmt: skip
         self.hold = False
+        self.identities: dict[str, object] = {}  # by authorization; those that are not here wait
+        self.seconds_left: float | None = None  # of them
+        self.forwards = False
         self.take_bytes = 16 << 20
         self.groups: list[Rows] = []
         self.events: list[Event] = []
@@ -149,8 +153,20 @@ class FakeNode:
             serve(event)
         elif event.kind == "writable":
             self._write_on(event.token)
+        elif event.kind == "identify":
+            self.identify(event)
         elif event.kind == "gone":
             self._writes.pop(event.token, None)
+
+    def identify(self, event: Event) -> None:
+        found = self.identities.get(event.authorization or "")
+        if isinstance(found, str):
+            self.edge.identify(event.token, found, self.seconds_left, forwards=self.forwards)
+        elif found is not None:
+            self.edge.refuse_caller(event.token, 16, "not known", DETAILS)
+
+    def _call_Who(self, event: Event) -> None:
+        self.edge.respond(event.token, f"{event.listener} {event.identity} {event.forwarded}".encode())
 
     def _call_Enqueue(self, event: Event) -> None:
         self.edge.refuse_row(event.token, 3, "bad columns", DETAILS, b"\x08\x03\x1a\x03bad")

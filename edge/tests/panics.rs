@@ -14,6 +14,7 @@ use delayedge::core::{Core, Registered, Shape};
 use delayedge::inbox::Kind;
 use delayedge::limits::Limits;
 use delayedge::link::Link;
+use delayedge::listener::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 /// A socket that panics at its end.
@@ -46,7 +47,7 @@ impl AsyncWrite for Panics {
 
 fn core() -> Arc<Core> {
     let methods = [("/t/Unary".to_owned(), Shape::Unary), ("/t/Stream".to_owned(), Shape::Stream)];
-    Core::new(methods, Limits::default(), Bytes::new()).unwrap()
+    Core::new(methods, Limits::default(), Bytes::new(), Bytes::new()).unwrap()
 }
 
 /// HTTP/2 of a client, up to a stream that is open and a message of 3 bytes in it, and a unary call half received; and
@@ -62,9 +63,10 @@ fn three_calls() -> Vec<u8> {
 async fn a_panic_is_counted_and_frees_what_its_connection_held() {
     let core = core();
     let (mut client, server) = tokio::io::duplex(1 << 16);
-    let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), &core.unread);
+    let listener = Arc::new(Listener::plain(&core.limits));
+    let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), listener, &core.unread);
     let registered = Registered::new(&core, &link).unwrap();
-    let task = tokio::spawn(delayedge::connection::serve(Panics(server), core.clone(), link, registered));
+    let task = tokio::spawn(delayedge::connection::serve(Panics(server), core.clone(), link, registered, Vec::new()));
     client.write_all(&three_calls()).await.unwrap();
     let until = now_ms() + 10_000;
     while core.calls.load(std::sync::atomic::Ordering::Relaxed) < 3 || core.inbox.events() < 2 {

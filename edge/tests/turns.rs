@@ -11,6 +11,7 @@ use client::{begun, call, frame};
 use delayedge::core::{Core, Registered, Shape};
 use delayedge::limits::Limits;
 use delayedge::link::Link;
+use delayedge::listener::Listener;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use tokio::io::AsyncWriteExt;
@@ -29,11 +30,14 @@ fn bomb() -> Vec<u8> {
 
 #[tokio::test]
 async fn others_have_turns_while_a_bomb_is_inflated() {
-    let core = Core::new([("/t/Unary".to_owned(), Shape::Unary)], Limits::default(), bytes::Bytes::new()).unwrap();
+    let core =
+        Core::new([("/t/Unary".to_owned(), Shape::Unary)], Limits::default(), bytes::Bytes::new(), bytes::Bytes::new())
+            .unwrap();
     let (mut client, server) = tokio::io::duplex(1 << 16);
-    let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), &core.unread);
+    let listener = Arc::new(Listener::plain(&core.limits));
+    let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), listener, &core.unread);
     let registered = Registered::new(&core, &link).unwrap();
-    tokio::spawn(delayedge::connection::serve(server, core.clone(), link, registered));
+    tokio::spawn(delayedge::connection::serve(server, core.clone(), link, registered, Vec::new()));
     let request = [begun(), call(1, "/t/Unary", "deflate", &bomb()), frame(0, 1, 1, b"")].concat();
     client.write_all(&request).await.unwrap();
     let (inbox, budget) = (core.inbox.clone(), core.calls_budget.clone());

@@ -54,6 +54,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     self.look_at(number);
                 }
             }
+            Mail::Caller { number, found } => self.on_caller(number, found),
             Mail::Relieve => self.give_up_slow(),
             Mail::Drain => self.h2.graceful_shutdown(),
             Mail::Cut => self.is_over = true,

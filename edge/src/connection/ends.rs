@@ -23,6 +23,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if call.deadline_ms >= 0 {
             self.deadlines.remove(&(call.deadline_ms as u64, number));
         }
+        self.deadlines.remove(&(call.expires_ms, number));
         if call.method.shape == Shape::Stream {
             self.core.remove_stream(self.link.token(number));
         }
@@ -43,7 +44,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.end_with(number, reason, &Status::new(code, message));
     }
 
-    fn end_with(&mut self, number: u32, reason: &'static str, status: &Status) {
+    pub(super) fn end_with(&mut self, number: u32, reason: &'static str, status: &Status) {
         if let Some(call) = self.remove(number) {
             self.core.figures.calls_refused.add_one();
             self.tell_gone(&call, number, reason);
@@ -70,7 +71,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     pub(super) fn tell_gone(&self, call: &Call, number: u32, reason: &'static str) {
         if call.told {
-            self.core.inbox.put_event(Event { reason, ..Event::of(self.link.token(number), Kind::Gone) });
+            self.core
+                .inbox
+                .put_event(Event { reason: reason.into(), ..Event::of(self.link.token(number), Kind::Gone) });
         }
     }
 

@@ -15,15 +15,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::budget::Asker;
 use crate::call::Call;
+use crate::caller::Callers;
 use crate::clock::now_ms;
 use crate::core::{Core, Registered, Shape, Window};
 use crate::inbox::{Event, Kind};
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::timing::{Alarm, Lifetime};
+use crate::tls;
 use crate::unread::Answer;
 use crate::watch::{Watch, Watched};
 
@@ -45,15 +48,16 @@ const TURN_BYTES: usize = 16 << 10;
 
 /// Serves a connection to its end. A panic unwinds through here; what the connection holds is freed by that.
 pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(
-    socket: T, core: Arc<Core>, link: Arc<Link>, registered: Registered,
+    socket: T, core: Arc<Core>, link: Arc<Link>, registered: Registered, names: Vec<String>,
 ) {
     let watch = Arc::new(Watch::default());
-    let window = Window::new(&core, core.limits.connection_window_bytes);
+    let tls_bytes = link.listener.tls.as_ref().map_or(0, |_| tls::CONNECTION_BYTES);
+    let window = Window::new(&core, core.limits.connection_window_bytes + tls_bytes);
     let sizes = WindowSizes::new(&core.limits, window.is_some());
     let handshake = builder(&core.limits, sizes).handshake(Watched::new(socket, watch.clone()));
     match tokio::time::timeout(Duration::from_millis(core.limits.handshake_ms), handshake).await {
         Ok(Ok(h2)) => {
-            let mut connection = Connection::new(h2, core.clone(), link, watch, sizes);
+            let mut connection = Connection::new(h2, core.clone(), link, watch, sizes, names);
             poll_fn(|cx| connection.poll(cx)).await;
         }
         Ok(Err(_)) => {}
@@ -61,6 +65,26 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(
     }
     drop(window);
     drop(registered); // after the connection and its calls
+}
+
+/// As serve(), over TLS. place: of the handshake.
+pub async fn serve_tls<T: AsyncRead + AsyncWrite + Unpin>(
+    socket: T, core: Arc<Core>, link: Arc<Link>, registered: Registered, place: OwnedSemaphorePermit,
+) {
+    let Some(tls) = link.listener.tls.as_ref() else { return };
+    let accepted = tokio::time::timeout(Duration::from_millis(core.limits.handshake_ms), tls.accept(socket)).await;
+    drop(place);
+    match accepted {
+        Ok(Ok(stream)) => {
+            let names = tls::names(stream.get_ref().1);
+            serve(stream, core, link, registered, names).await;
+        }
+        Ok(Err(why)) => core.handshake_failed(&link, &why),
+        Err(_) => {
+            core.figures.connections_cut.add_one();
+            core.handshake_failed(&link, &format!("not done within {} ms", core.limits.handshake_ms));
+        }
+    }
 }
 
 /// What a client may send before there is room for it.
@@ -104,6 +128,9 @@ struct Connection<T> {
     watch: Arc<Watch>,
     sizes: WindowSizes,
     calls: HashMap<u32, Call>,
+    /// In the client's certificate.
+    names: Arc<[String]>,
+    callers: Callers,
     /// Calls that wait for room.
     waiting: u32,
     last: u32,
@@ -125,12 +152,14 @@ struct Connection<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     fn new(
         mut h2: h2::server::Connection<Watched<T>, Answer>, core: Arc<Core>, link: Arc<Link>, watch: Arc<Watch>,
-        sizes: WindowSizes,
+        sizes: WindowSizes, names: Vec<String>,
     ) -> Self {
         Connection {
             asker: link.clone(),
             sizes,
             calls: HashMap::new(),
+            names: names.into(),
+            callers: Callers::default(),
             waiting: 0,
             last: 0,
             fresh: Vec::new(),
@@ -139,7 +168,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             turn: 0,
             deadlines: BTreeSet::new(),
             alarm: Alarm::new(),
-            lifetime: Lifetime::new(h2.ping_pong(), &core.limits, link.id),
+            lifetime: Lifetime::new(h2.ping_pong(), &core.limits, link.listener.max_age_ms, link.id),
             resets_left: core.limits.max_resets,
             is_over: false,
             h2,
@@ -210,7 +239,7 @@ impl<T> Drop for Connection<T> {
         for (&number, call) in &self.calls {
             let token = self.link.token(number);
             if call.told {
-                self.core.inbox.put_event(Event { reason: "connection", ..Event::of(token, Kind::Gone) });
+                self.core.inbox.put_event(Event { reason: "connection".into(), ..Event::of(token, Kind::Gone) });
             }
             if call.method.shape == Shape::Stream {
                 self.core.remove_stream(token);

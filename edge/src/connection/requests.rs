@@ -10,11 +10,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::Connection;
 use crate::budget::REQUEST_BYTES;
 use crate::call::{Call, Phase, Waits};
+use crate::caller::{Caller, Credentials, Found, NEVER};
 use crate::clock::now_ms;
 use crate::core::{Shape, Window};
 use crate::decode::decode;
 use crate::grpc::{self, Status};
-use crate::inbox::{Event, Kind};
+use crate::inbox::{Event, Kind, Question};
 use crate::inflate::Encoding;
 use crate::message::{Body, Message, Next};
 use crate::rows::Row;
@@ -54,7 +55,49 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let encoding = head.headers.get(ENCODING).map_or(Encoding::Identity, |name| Encoding::of(name.as_bytes()));
         let body = Body::new(stream, encoding, max_size);
         let forwarded = head.headers.contains_key(FORWARDED);
-        let mut call = Call::new(&self.core, method, forwarded, deadline_ms, body, respond);
+        let call = Call::new(&self.core, method, forwarded, deadline_ms, body, respond);
+        if deadline_ms >= 0 {
+            self.deadlines.insert((deadline_ms as u64, number));
+        }
+        self.calls.insert(number, call);
+        if !self.link.listener.identifies {
+            return self.admit(number, None);
+        }
+        match self.callers.find(&head.headers, number) {
+            Found::Known(caller) => self.admit(number, Some(caller)),
+            Found::Waits(None) => {}
+            Found::Waits(Some((question, credentials))) => self.ask(question, credentials),
+            Found::Full => self.end_busy(number, "too many callers of this connection are to be identified".to_owned()),
+        }
+    }
+
+    /// Python finds out who calls, and sends mail.
+    fn ask(&self, question: u32, credentials: Credentials) {
+        let (peer, listener) = (self.link.peer.clone(), self.link.listener.name.clone());
+        let asked = Question { peer, listener, names: self.names.clone(), credentials };
+        let event = Event::of(self.link.token(question), Kind::Identify);
+        self.core.inbox.put_event(Event { question: Some(Box::new(asked)), ..event });
+    }
+
+    pub(super) fn on_caller(&mut self, question: u32, found: Result<Arc<Caller>, Status>) {
+        for number in self.callers.answer(question, found.as_ref().ok()) {
+            match &found {
+                Ok(caller) => self.admit(number, Some(caller.clone())),
+                Err(status) => self.end_with(number, "refused", status),
+            }
+        }
+    }
+
+    /// The call may begin. caller: `None` where it is not asked for.
+    fn admit(&mut self, number: u32, caller: Option<Arc<Caller>>) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        call.forwarded &= caller.as_ref().map_or(self.link.listener.forwards, |caller| caller.forwards);
+        let lasts = matches!(call.method.shape, Shape::Stream | Shape::RowStream);
+        if let Some(caller) = caller.as_ref().filter(|caller| lasts && caller.expires_ms != NEVER) {
+            call.expires_ms = caller.expires_ms;
+            self.deadlines.insert((caller.expires_ms, number));
+        }
+        call.caller = caller;
         if call.method.shape == Shape::Stream {
             let token = self.link.token(number);
             self.core.add_stream(token);
@@ -63,10 +106,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             let begun = Some(call.begun(&self.link));
             self.core.inbox.put_event(Event { begun, ..Event::of(token, Kind::Call) });
         }
-        if deadline_ms >= 0 {
-            self.deadlines.insert((deadline_ms as u64, number));
-        }
-        self.calls.insert(number, call);
         self.fresh.push(number);
     }
 
@@ -229,7 +268,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let Some(call) = self.calls.get(&number) else { return };
         let in_stream = call.method.shape == Shape::RowStream;
         let row = |relative, hold| Row { link: self.link.clone(), call: number, in_stream, place, relative, hold };
-        let (core, forwarded) = (&self.core, call.forwarded);
+        let core = &self.core;
         let rest = match message {
             None => None,
             Some(Message { bytes, borrowed, hold }) => match decode(&bytes) {
@@ -237,7 +276,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                     let token = core.rows.add(row(!request.relative.is_empty(), Some(hold)));
                     let owned = if borrowed { None } else { Some(&bytes) };
                     core.figures.requests_taken.add_one();
-                    return core.inbox.put_row(&request, owned, forwarded, token, call.deadline_ms);
+                    return core.inbox.put_row(&request, owned, call.origin(), token, call.deadline_ms);
                 }
                 _ => Some(Message { bytes, borrowed, hold }.into_owned()),
             },

@@ -32,7 +32,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
                 break;
             }
             self.deadlines.pop_first();
-            self.end_for(number, "deadline", grpc::DEADLINE_EXCEEDED, "the deadline has passed");
+            if self.calls.get(&number).is_some_and(|call| call.expires_ms <= now) {
+                self.end_with(number, "refused", &self.core.expired());
+            } else {
+                self.end_for(number, "deadline", grpc::DEADLINE_EXCEEDED, "the deadline has passed");
+            }
         }
         self.give_up_idle(now);
         self.give_up_waiting(now);
