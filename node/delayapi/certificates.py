@@ -62,7 +62,7 @@ class CertificateStore:
         """Looks at once. load: load_certificates by default, or load_roots. now: Unix time, s."""
         self._path, self._load, self._now = Path(path), load or load_certificates, now
         self._seen: object = None
-        self._told: list[Callable[[Certificates], None]] = []
+        self._told: list[Callable[[Certificates], object]] = []
         self._looking = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,7 +70,7 @@ class CertificateStore:
         self.problem: str | None = None
         self.look()
 
-    def subscribe(self, told: Callable[[Certificates], None]) -> None:
+    def subscribe(self, told: Callable[[Certificates], object]) -> None:
         """Calls `told` with the current certificates, if there are any, and then with each newer one, in the thread of
         the store. It must return soon and raise nothing."""
         with self._looking:

@@ -13,6 +13,8 @@ from delayapi.events import add_level_option
 from delayapi.log_levels import LogLevel
 from delayregistry.model import Durability
 
+from delaynode.listener_options import ListenerConfig, Security, add_options, listeners_of, primary
+
 EDGE_VARIABLE = "DELAYNODE_EDGE"
 EDGES = ("auto", "grpcio", "compiled")
 ZONE_VARIABLE = "DELAYNODE_ZONE"
@@ -46,6 +48,8 @@ class NodeConfig:
     advertise_peer: str  # IP:PORT that they reach it at; empty: the same
     accept_clock_step: bool  # believe the wall clock at start, whatever the process before believed
     zone: str  # that it runs in; empty: not known
+    listeners: tuple[ListenerConfig, ...]  # that of `listen` and `advertise` among them
+    security: Security
     log_level: LogLevel  # while the cluster's spec names none
 
 
@@ -139,19 +143,25 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     parser.add_argument(
         "--durability", choices=[kind.value.lower() for kind in Durability], help="default: the cluster's"
     )
+    add_options(parser)
     add_level_option(parser)
     args = parser.parse_args(argv)
     try:
         edge = _edge(args.edge)
     except ValueError as error:
         parser.error(f"--edge: {error}")
+    try:
+        listeners = listeners_of(args, args.listen, args.advertise or args.listen)
+    except ValueError as error:
+        parser.error(str(error))
+    first = primary(listeners)
     return NodeConfig(
         node=args.node_id,
         data=args.data,
         registry=args.registry,
-        listen=args.listen,
+        listen=first.listen,
         http=args.http,
-        advertise=args.advertise or args.listen,
+        advertise=first.advertise,
         advertise_http=args.advertise_http or args.http,
         durability=next((kind for kind in Durability if kind.value.lower() == args.durability), None),
         window_budget=args.window_budget,
@@ -166,6 +176,10 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         advertise_peer=args.advertise_peer,
         accept_clock_step=args.accept_clock_step,
         zone=args.zone,
+        listeners=listeners,
+        security=Security(
+            args.certificates, args.client_ca, args.peer_certificates, args.peers, args.connection_age_seconds
+        ),
         log_level=args.log_level,
     )
 

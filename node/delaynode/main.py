@@ -5,27 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+# gRPC reads it when it is imported, and has no other way to keep TLS 1.2 out: those of its cipher suites that are left
+# are for RSA keys, which no listener has. The suites of TLS 1.3 are always there.
+os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
+
 from delayapi.events import EventLog, take_library_records
 from delayapi.log_levels import LogLevel
 from delayregistry.port import RegistryError
 
 from delaynode import config as configuration
+from delaynode.auth.identities import ListenerIdentities
+from delaynode.auth.identity import Authentication
+from delaynode.auth.tokens import TokenVerifier
 from delaynode.config import NodeConfig
 from delaynode.limits.connections import raise_file_limit
 from delaynode.loop import new_loop
 from delaynode.memory import tune_allocator
 from delaynode.node.node import Node, ReleaseTooOld, open_registry
+from delaynode.server.callers import Callers
 from delaynode.server.compiled_edge import CompiledEdge
 from delaynode.server.edge import Methods
 from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.http import serve_http
+from delaynode.server.listeners import listeners_of
 from delaynode.server.replica_status import REPLICATION_SERVICE, ReplicationService
 from delaynode.server.service import SERVICE, DelayService
 
@@ -67,6 +77,7 @@ async def _follow_state(node: Node, edge: GrpcEdge | CompiledEdge, log: Logger) 
     while True:
         log.set_level(node.routes.cluster.log_level if node.routes.cluster is not None else None)
         await edge.tell_health(serving=node.not_ready() is None)
+        node.certificates.tell_changes(log)
         await asyncio.sleep(STATE_SECONDS)
 
 
@@ -116,9 +127,11 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     config = node.config
     service = DelayService(node)
     services = {SERVICE: service.methods(), REPLICATION_SERVICE: ReplicationService(node).methods()}
-    edge = _edge(node, service, services)
+    tokens = TokenVerifier(log=node.log)
+    edge = _edge(node, service, services, tokens)
     await node.prepare()
-    await edge.start(config.listen)
+    node.certificates.start()
+    await edge.start()
     following = asyncio.create_task(_follow_state(node, edge, log))
     if await _unless(stopping, node.start()):
         node.log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
@@ -127,16 +140,25 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     if leaving.is_set():
         await node.leave()
     following.cancel()
+    await asyncio.get_running_loop().run_in_executor(None, node.certificates.close)  # it waits for threads
     await edge.stop(node.stop)
     await service.dispatch.forwarder.close()
+    tokens.close()
 
 
-def _edge(node: Node, service: DelayService, services: Mapping[str, Methods]) -> GrpcEdge | CompiledEdge:
-    node.log("edge", kind=node.config.edge)
-    if node.config.edge == "grpcio":
-        return GrpcEdge(node.config.max_connections, node.flow, services)
-    rows = RowCalls(service.dispatch)
-    return CompiledEdge(node.config, node.flow, rows, f"/{SERVICE}/Enqueue", f"/{SERVICE}/EnqueueStream", services)
+def _edge(
+    node: Node, service: DelayService, services: Mapping[str, Methods], tokens: TokenVerifier
+) -> GrpcEdge | CompiledEdge:
+    config = node.config
+    node.log("edge", kind=config.edge)
+    listeners = listeners_of(config, node.certificates)
+    authentication = {one.name: Authentication(one.config.authentication) for one in listeners}
+    callers = Callers(ListenerIdentities(authentication, tokens, node.certificates.cluster_uri), listeners)
+    if config.edge == "grpcio":
+        return GrpcEdge(config.max_connections, node.flow, services, listeners, callers)
+    rows, enqueue = RowCalls(service.dispatch), f"/{SERVICE}/Enqueue"
+    stream = f"/{SERVICE}/EnqueueStream"
+    return CompiledEdge(config, node.flow, rows, enqueue, stream, services, listeners, callers, node.log)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

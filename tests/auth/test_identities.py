@@ -28,7 +28,7 @@ def resolve(
         tokens = TokenVerifier()
         tokens.apply(document(accounts()))
         try:
-            return await ListenerIdentities(LISTENERS, tokens, peers, counted.append).resolve(
+            return await ListenerIdentities(LISTENERS, tokens, lambda: peers, counted.append).resolve(
                 listener, names, authorization
             )
         finally:

@@ -30,7 +30,9 @@ class Authority:
     def __init__(self, name: str = "ca", parent: Authority | None = None) -> None:
         self.name, self.parent, self.key = name, parent, ec.generate_private_key(ec.SECP256R1())
         issuer = parent or self
-        builder = _builder(name, issuer.name, self.key.public_key(), -DAY, 3650 * DAY)
+        builder = _builder(name, issuer, self.key.public_key(), -DAY, 3650 * DAY)
+        own = x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
+        builder = builder.add_extension(own, critical=False)
         self.certificate = builder.add_extension(x509.BasicConstraints(True, None), critical=True).sign(
             issuer.key, hashes.SHA256()
         )
@@ -42,7 +44,7 @@ class Authority:
         """For DNS names and URIs, valid from `begins` to `ends` from now."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         found = [x509.UniformResourceIdentifier(one) if "://" in one else x509.DNSName(one) for one in names]
-        builder = _builder("leaf", self.name, key.public_key(), begins, ends)
+        builder = _builder("leaf", self, key.public_key(), begins, ends)
         builder = builder.add_extension(x509.BasicConstraints(ca, None), critical=True)
         if found:
             builder = builder.add_extension(x509.SubjectAlternativeName(found), critical=False)
@@ -50,16 +52,18 @@ class Authority:
         return Issued([builder.sign(self.key, hashes.SHA256()), *above], key)
 
 
-def _builder(name: str, issuer: str, key, begins: timedelta, ends: timedelta) -> x509.CertificateBuilder:
+def _builder(name: str, issuer: Authority, key, begins: timedelta, ends: timedelta) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer.name)]))
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now + begins)
         .not_valid_after(now + ends)
+        # Two CAs of one name, as when one is renewed, are told apart by their keys.
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False)
     )
 
 

@@ -11,15 +11,16 @@ ROLES = ("node", "operator", "rebalance")
 
 
 class ListenerIdentities:
-    """authentication: by listener. peers: what the URI in a certificate of this cluster's own begins with, before the
-    role: `spiffe://delaycluster/ns/NS/cluster/NAME/role/`. refused: told the kind of each refusal, for a counter.
+    """authentication: by listener. peers: gives what the URI in a certificate of this cluster's own begins with,
+    before the role: `spiffe://delaycluster/ns/NS/cluster/NAME/role/`. refused: told the kind of each refusal, for a
+    counter.
     """
 
     def __init__(
         self,
         authentication: Mapping[str, Authentication],
         tokens: TokenVerifier,
-        peers: str = "",
+        peers: Callable[[], str] = lambda: "",
         refused: Callable[[str], None] = lambda kind: None,
     ) -> None:
         self._authentication, self._tokens, self._peers, self._refused = dict(authentication), tokens, peers, refused
@@ -44,12 +45,11 @@ class ListenerIdentities:
             raise
 
     def _peer(self, names: tuple[str, ...]) -> Identity:
+        cluster = self._peers()
         for role in ROLES:
-            if self._peers and self._peers + role in names:
-                return Identity(self._peers + role, IdentityKind.PEER, role=role)
-        raise TokenRefused(
-            "certificate", f"the certificate is of {_list(names)}; expected {self._peers}{'|'.join(ROLES)}"
-        )
+            if cluster and cluster + role in names:
+                return Identity(cluster + role, IdentityKind.PEER, role=role)
+        raise TokenRefused("certificate", f"the certificate is of {_list(names)}; expected {cluster}{'|'.join(ROLES)}")
 
 
 def _certified(names: tuple[str, ...]) -> Identity:

@@ -62,13 +62,13 @@ def cut(peers: Collection[Address]) -> int:
     return found
 
 
-def received(port: int) -> dict[Address, int]:
-    """Per client of this port of ours: the bytes that have come from it."""
+def received(ports: Collection[int]) -> dict[Address, int]:
+    """Per client of these ports of ours: the bytes that have come from it."""
     found: dict[Address, int] = {}
     for one in _sockets():
         with contextlib.suppress(OSError):  # a listening socket has no peer
             mine, peer = _plain(one.getsockname()), _plain(one.getpeername())
-            if mine is not None and peer is not None and mine[1] == port:
+            if mine is not None and peer is not None and mine[1] in ports:
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
                 found[peer] = struct.unpack_from("<Q", info, BYTES_RECEIVED_AT)[0] if len(info) >= 136 else 0
     return found

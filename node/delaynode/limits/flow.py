@@ -28,13 +28,13 @@ class Flow:
 
     def __init__(self, config: NodeConfig, log: Callable[..., None]) -> None:
         self._log = log
-        self._port = int(config.listen.rpartition(":")[2])
+        self._ports = frozenset(int(one.listen.rpartition(":")[2]) for one in config.listeners)
         limit = config.in_flight_bytes
         self.coming_in = Budget("of messages wait for the disk", limit, limit // ONE_CONNECTION)
         self.calls = Budget("of calls are under way", limit, limit // ONE_CONNECTION)  # an ack waits for no batch
         limit = config.unread_bytes
         self.going_out = Budget("of answers wait to be read", limit, limit // ONE_CONNECTION, self._give_up)
-        self.receiving = ReceiveMemory(self._port, config.memory_bytes, log)
+        self.receiving = ReceiveMemory(self._ports, config.memory_bytes, log)
         self.edge_figures: Callable[[], Figures] | None = None  # of the compiled edge, which has budgets of its own
         self._batches, self._others = ReadingGate(), ReadingGate()  # an ack does not queue behind batches
         self._cuts = 0
@@ -88,6 +88,6 @@ class Flow:
                 edge["calls_refused"] + edge["answers_refused"], edge["panics"],
             )  # fmt: skip
         loop = asyncio.get_running_loop()
-        clients = await loop.run_in_executor(None, connections.received, self._port)
+        clients = await loop.run_in_executor(None, connections.received, self._ports)
         waiting = sum(budget.waiting for budget in (self.coming_in, self.calls))
         return FlowFigures(len(clients), self.coming_in.used, self.going_out.used, cuts, waiting)

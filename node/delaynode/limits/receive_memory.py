@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from delaynode.limits import connections
@@ -41,10 +41,10 @@ class ReceivedBytes:
 
 
 class ReceiveMemory:
-    """port: where the clients connect. limit: bytes of memory of this process."""
+    """ports: where the clients connect. limit: bytes of memory of this process."""
 
-    def __init__(self, port: int, limit: int, log: Callable[..., None]) -> None:
-        self._port = port
+    def __init__(self, ports: Collection[int], limit: int, log: Callable[..., None]) -> None:
+        self._ports = ports
         self._limit = limit
         self._log = log
         self._received: dict[str, ReceivedBytes] = {}
@@ -73,7 +73,7 @@ class ReceiveMemory:
         """Whether connections were cut: then more may come on the others."""
         loop = asyncio.get_running_loop()
         known = set(self._received)
-        received = await loop.run_in_executor(None, connections.received, self._port)
+        received = await loop.run_in_executor(None, connections.received, self._ports)
         received_by = {connections.address_of(peer): counted for peer, counted in self._received.items()}
         self._received = {
             peer: counted

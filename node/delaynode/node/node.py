@@ -27,6 +27,7 @@ from delaynode.node.peering import Peering
 from delaynode.node.routes import Routes
 from delaynode.node.settings import shard_config
 from delaynode.node.shard_finder import ShardFinder
+from delaynode.node_certificates import NodeCertificates
 from delaynode.replica.context import ReplicaContext, TransferPermits
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.master import ShardHost
@@ -60,6 +61,7 @@ class Node:
         self.incarnation = secrets.token_hex(8)
         self.metrics = NodeMetrics()
         self.flow = Flow(config, log)
+        self.certificates = NodeCertificates(config.security)
         self._lock = lock_data(config.data)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
         watch = ClockWatch(config.data, log, accept=config.accept_clock_step)

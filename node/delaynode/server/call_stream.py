@@ -16,6 +16,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import format_bytes
 from google.rpc import code_pb2
 
+from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers, Hold
 from delaynode.server.dispatch import Dispatch, parse
 from delaynode.server.edge import Body, Serve, Stream
@@ -40,8 +41,14 @@ class StreamedCall:
     def peer(self) -> str:
         return self.stream.peer()
 
+    def listener(self) -> str:
+        return self.stream.listener()
+
     def forwarded(self) -> bool:
         return self.stream.forwarded()
+
+    def identity(self) -> Identity:
+        return self.stream.identity()
 
     def on_done(self, done: Callable[[], None]) -> None:
         self.stream.on_done(done)

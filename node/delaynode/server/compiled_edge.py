@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from delayapi import address
 
+from delaynode.auth.identity import ANONYMOUS, Identity
 from delaynode.config import NodeConfig
 from delaynode.limits.budget import BUSY_RETRY_MS
 from delaynode.limits.flow import Flow
 from delaynode.replication.transport.until import wait_until
+from delaynode.server.callers import Callers, Said
 from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
 from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
+from delaynode.server.listeners import AGE_GRACE_MS, Listener
 from delaynode.server.rpc import EndedError, Status, as_error, details_of, status_of
 from delaynode.store.columns import offsets_from
 from delaynode.store.errors import Refused
@@ -34,6 +38,7 @@ End: TypeAlias = Refused | ForwardedError | EndedError
 ENDS = (Refused, ForwardedError, EndedError)
 GRACE_SECONDS = 1.0
 BUSY = Refused("BUSY", "", retry_after_ms=BUSY_RETRY_MS)  # the edge's own refusals, each with a text of its own
+EXPIRED = Refused("UNAUTHENTICATED", "")
 MAX_MESSAGE_BYTES = 12 << 20  # the largest batch has 9.4 MiB
 NO_COUNT = np.empty(0, np.uint32)
 
@@ -43,11 +48,13 @@ class CompiledEdge:
 
     def __init__(
         self, config: NodeConfig, flow: Flow, rows: RowCalls, enqueue: str, enqueue_stream: str,
-        services: Mapping[str, Methods],
+        services: Mapping[str, Methods], listeners: Sequence[Listener], callers: Callers, log: Callable[..., None],
     ) -> None:  # fmt: skip
         self._health = Health(services)
-        names = (*services, HEALTH_SERVICE, REFLECTION_SERVICE)
-        services = {**services, HEALTH_SERVICE: self._health.methods(), REFLECTION_SERVICE: reflection_methods(names)}
+        self._listeners, self._callers, self._log = listeners, callers, log
+        services = {**services, HEALTH_SERVICE: self._health.methods()}
+        if not any(listener.identifies for listener in listeners):
+            services[REFLECTION_SERVICE] = reflection_methods((*services, REFLECTION_SERVICE))
         self._config, self._flow, self._rows = config, flow, rows
         self._enqueue, self._row_methods = enqueue, {enqueue: "unary", enqueue_stream: "stream"}
         self._unary: dict[str, Serve] = {}
@@ -58,30 +65,54 @@ class CompiledEdge:
             for name, serve_stream in methods.streams.items():
                 self._streams[f"/{service}/{name}"] = serve_stream
         self._calls: dict[int, _Call] = {}
+        self._identifying: set[asyncio.Task[None]] = set()
         self._edge: Edge | None = None
 
-    async def start(self, listen: str) -> None:
-        """Listen on HOST:PORT. Raises OSError, which names it."""
+    async def start(self) -> None:
+        """Listen. Raises OSError, which names the address."""
         from delayedge import Edge  # a distribution of its own, which need not be there
 
-        try:
-            with address.listen(*address.split(listen)) as listener:
-                self._edge = self._make(Edge, listener.fileno())
-        except OSError as error:
-            raise OSError(f"can't listen on {listen}: {error.strerror or error}") from error
-        self._flow.edge_figures = self._edge.figures
-        asyncio.get_running_loop().add_reader(self._edge.fileno(), self._look)
+        loop, edge = asyncio.get_running_loop(), self._make(Edge)
+        for listener in self._listeners:
+            listen = listener.config.listen
+            try:
+                with address.listen(*address.split(listen)) as at:
+                    edge.listen(
+                        at.fileno(), listener.name, tls=listener.config.tls, identifies=listener.identifies,
+                        forwards=listener.forwards, max_age_ms=listener.max_age_ms,
+                    )  # fmt: skip
+            except OSError as error:
+                edge.close()
+                raise OSError(f"can't listen on {listen}: {error.strerror or error}") from error
+        self._edge = edge
+        for listener in self._listeners:
+            if listener.config.tls:
+                listener.subscribe(partial(loop.call_soon_threadsafe, self._certify, listener))
+        self._flow.edge_figures = edge.figures
+        loop.add_reader(edge.fileno(), self._look)
 
-    def _make(self, make: type[Edge], listener: int) -> Edge:
+    def _certify(self, listener: Listener) -> None:
+        """Use the listener's newest certificates for handshakes to come."""
+        assert self._edge is not None
+        material = listener.material()
+        if material is None:
+            return
+        own, roots = material.own, material.client_roots_pem
+        try:
+            self._edge.set_certificates(listener.name, own.chain_pem, own.key_pem, roots)
+        except ValueError as error:
+            self._log("certificate-unusable", listener=listener.name, reason=str(error))
+
+    def _make(self, make: type[Edge]) -> Edge:
         limit, unread = self._config.in_flight_bytes, self._config.unread_bytes
         return make(
-            listener, rows=self._row_methods,  # type: ignore[arg-type]
+            None, rows=self._row_methods,  # type: ignore[arg-type]
             unary=[name for name in self._unary if name not in self._row_methods],
             streams=[name for name in self._streams if name not in self._row_methods],
             max_connections=self._config.max_connections, max_calls=MAX_CALLS, max_message_bytes=MAX_MESSAGE_BYTES,
             rows_bytes=limit, rows_bytes_per_connection=limit // 4, calls_bytes=limit,
             calls_bytes_per_connection=limit // 4, unread_bytes=unread, unread_bytes_per_connection=unread // 4,
-            busy=details_of(BUSY),
+            busy=details_of(BUSY), expired=details_of(EXPIRED), age_grace_ms=AGE_GRACE_MS,
         )  # fmt: skip
 
     async def tell_health(self, *, serving: bool) -> None:
@@ -100,6 +131,8 @@ class CompiledEdge:
             await wait_until(lambda: not edge.figures()["connections"] or loop.time() >= ends, 0.01)
         finally:
             loop.remove_reader(edge.fileno())
+            for identifying in self._identifying:
+                identifying.cancel()
             cancelled = [task for call in self._calls.values() if (task := call.gone()) is not None]
             await self._rows.close()
             if cancelled:
@@ -126,8 +159,26 @@ class CompiledEdge:
     def _on_event(self, event: Event) -> None:
         if event.kind == "call":
             self._begin(event)
+        elif event.kind == "identify":
+            task = asyncio.create_task(self._identify(event))
+            self._identifying.add(task)
+            task.add_done_callback(self._identifying.discard)
+        elif event.kind == "failed":
+            self._log("handshake-failed", reason=event.reason)
         elif event.token in self._calls:
             self._calls[event.token].on_event(event)
+
+    async def _identify(self, event: Event) -> None:
+        """Find out who calls: what has come of it waits."""
+        assert self._edge is not None
+        assert event.listener is not None
+        try:
+            said = Said(tuple(event.names), event.authorization, event.principal)
+            found = await self._callers.find(event.listener, said)
+            self._edge.identify(event.token, found.identity, found.seconds_left(), forwards=found.forwards)
+        except Exception as error:
+            status = _status(error) if isinstance(error, Refused) else _fault(error)
+            self._edge.refuse_caller(event.token, status.code.value[0], status.message, status.details)
 
     def _begin(self, event: Event) -> None:
         assert self._edge is not None
@@ -195,6 +246,7 @@ class _Call:
         self.token = event.token
         self.sending = False  # the answer holds memory until "sent"
         self._edge, self._ended, self._peer, self._forwarded = edge, ended, event.peer or "", event.forwarded
+        self._listener, self._identity = event.listener or "", _identity(event)
         self._loop = asyncio.get_running_loop()
         self._until = None if event.seconds_left is None else self._loop.time() + event.seconds_left
         self._done: list[Callable[[], None]] = []
@@ -207,8 +259,14 @@ class _Call:
     def peer(self) -> str:
         return self._peer
 
+    def listener(self) -> str:
+        return self._listener
+
     def forwarded(self) -> bool:
         return self._forwarded
+
+    def identity(self) -> Identity:
+        return self._identity
 
     def time_remaining(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - self._loop.time())
@@ -304,12 +362,17 @@ class _RowAnswers:
             self._edge.refuse_row(token, status.code.value[0], status.message, status.details, encoded)
 
 
+def _identity(of: Event | Rows) -> Identity:
+    return of.identity if isinstance(of.identity, Identity) else ANONYMOUS
+
+
 def _group(rows: Rows, count: U32, answers: _RowAnswers) -> RowGroup:
     producer, number = np.frombuffer(rows.producer, "<u8"), np.frombuffer(rows.number, "<u8")
     runs = [*map(BatchRun, producer.tolist(), number.tolist(), count.tolist())]
     return RowGroup(
-        rows.topic, rows.queue, rows.forwarded, rows.time, rows.relative, rows.size, rows.key, rows.tag,
-        memoryview(rows.records), runs, np.frombuffer(rows.deadline_ms, "<i8"), answers,
+        rows.topic, rows.queue, _identity(rows), rows.forwarded,
+        rows.time, rows.relative, rows.size, rows.key, rows.tag, memoryview(rows.records),
+        runs, np.frombuffer(rows.deadline_ms, "<i8"), answers,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers
 
 Body: TypeAlias = bytes
@@ -17,12 +18,18 @@ class Forwardable(Protocol):
     def forwarded(self) -> bool:
         """Whether another node has passed it on: it goes no further."""
 
+    def identity(self) -> Identity:
+        """Who calls; of a call that was passed on: who has called that node."""
+
 
 class Call(Forwardable, Protocol):
     """One call. Owned by the event loop."""
 
     def peer(self) -> str:
         """Names the client's connection."""
+
+    def listener(self) -> str:
+        """The name of the listener that the client came by."""
 
     def time_remaining(self) -> float | None:
         """Seconds until the client gives up; None: it waits for ever."""

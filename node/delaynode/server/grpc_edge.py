@@ -1,10 +1,14 @@
-"""The edge on grpc.aio: its server, its calls, and the fences around the memory that it does not bound (limits/)."""
+"""The edge on grpc.aio: its servers, its calls, and the fences around the memory that it does not bound (limits/).
+
+gRPC does not say by which port a call has come, so each listener is a server of its own. main.py keeps TLS 1.2 out.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -12,10 +16,14 @@ from delayapi.errors import DETAILS_KEY
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from delaynode.auth.identity import ANONYMOUS, PRINCIPAL, Identity
 from delaynode.limits.budget import Answers, Hold
 from delaynode.limits.flow import Flow
+from delaynode.server.callers import Caller, Callers, Said
 from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import FORWARDED, ForwardedError
+from delaynode.server.health import HEALTH_SERVICE, Health
+from delaynode.server.listeners import AGE_GRACE_MS, Listener
 from delaynode.server.rpc import EndedError, status_of
 from delaynode.store.errors import Refused
 
@@ -43,39 +51,130 @@ Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
 class GrpcEdge:
     """services: by name."""
 
-    def __init__(self, max_connections: int, flow: Flow, services: Mapping[str, Methods]) -> None:
-        options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections))
-        self._flow = flow
+    def __init__(
+        self, max_connections: int, flow: Flow, services: Mapping[str, Methods], listeners: Sequence[Listener],
+        callers: Callers,
+    ) -> None:  # fmt: skip
+        self._flow, self._services, self._listeners = flow, services, listeners
         self._watching: asyncio.Task[None] | None = None
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
-        self._server.add_generic_rpc_handlers(
-            tuple(handlers(name, methods, flow) for name, methods in services.items())
-        )
         self._health, self._told = health.aio.HealthServicer(), ("", *services)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._health_for_known = Health(services)
+        self._reflects = not any(listener.identifies for listener in listeners)
+        self._servers = {
+            listener.name: self._make_server(listener, max_connections, GrpcCallers(listener, callers))
+            for listener in listeners
+        }
+        self._starting: set[asyncio.Task[None]] = set()
 
-    async def start(self, listen: str) -> None:
-        self._server.add_insecure_port(listen)
-        await self._server.start()
+    def _make_server(self, listener: Listener, max_connections: int, callers: GrpcCallers) -> Any:
+        options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections)]
+        if listener.max_age_ms is not None:
+            options += [
+                ("grpc.max_connection_age_ms", listener.max_age_ms),
+                ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),
+            ]
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CALLS)
+        services = dict(self._services)
+        if listener.identifies:
+            services[HEALTH_SERVICE] = self._health_for_known.methods()
+        else:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers(
+            tuple(handlers(name, methods, self._flow, callers) for name, methods in services.items())
+        )
+        if self._reflects:
+            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        return server
+
+    async def start(self) -> None:
+        """Listen. A listener with TLS does once it has certificates. Raises RuntimeError: can't listen."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            server = self._servers[listener.name]
+            if listener.config.tls:
+                certified = CertifiedListener(listener, server)
+                listener.subscribe(partial(loop.call_soon_threadsafe, self._certify, certified))
+            else:
+                server.add_insecure_port(listener.config.listen)
+                await server.start()
         self._watching = asyncio.create_task(self._flow.receiving.watch())
         self._watching.add_done_callback(_report)
 
+    def _certify(self, certified: CertifiedListener) -> None:
+        """Use the listener's newest certificates for handshakes to come. The first ones let it listen."""
+        if certified.prepare():
+            task = asyncio.create_task(certified.server.start())
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
     async def tell_health(self, *, serving: bool) -> None:
         """What the health service says of the node and its services."""
+        self._health_for_known.tell(serving=serving)
         statuses = health_pb2.HealthCheckResponse
         for name in self._told:
             await self._health.set(name, statuses.SERVING if serving else statuses.NOT_SERVING)
 
     async def stop(self, meanwhile: Callable[[], Any]) -> None:
         """Take no new call. Those under way have GRACE_SECONDS, in which `meanwhile` is awaited."""
+        self._health_for_known.tell(serving=False)
         await self._health.enter_graceful_shutdown()
-        stopped = asyncio.create_task(self._server.stop(grace=GRACE_SECONDS))
+        servers = self._servers.values()
+        stopped = asyncio.gather(*(server.stop(grace=GRACE_SECONDS) for server in servers))
         await meanwhile()
         await stopped
         if self._watching is not None:
             self._watching.cancel()
+
+
+class CertifiedListener:
+    """A listener with TLS. gRPC asks for certificates at each handshake, in a thread of its own that must not wait: it
+    gets what was prepared, once."""
+
+    def __init__(self, listener: Listener, server: Any) -> None:
+        self.server = server
+        self._listener = listener
+        self._listens = False
+        self._prepared: Any = None
+
+    def prepare(self) -> bool:
+        """Returns whether it listens from now on, for which the server must be started."""
+        material = self._listener.material()
+        if material is None:
+            return False
+        own, roots = material.own, material.client_roots_pem
+        self._prepared = grpc.ssl_server_certificate_configuration([(own.key_pem, own.chain_pem)], roots)
+        if self._listens:
+            return False
+        self._listens = True
+        credentials = grpc.dynamic_ssl_server_credentials(self._prepared, self._fetch, roots is not None)
+        self.server.add_secure_port(self._listener.config.listen, credentials)
+        return True
+
+    def _fetch(self) -> Any:
+        """None: they are as they were."""
+        prepared, self._prepared = self._prepared, None
+        return prepared
+
+
+class GrpcCallers:
+    """Who calls by a listener."""
+
+    def __init__(self, listener: Listener, callers: Callers) -> None:
+        self.listener = listener.name
+        self._callers, self._anybody = callers, Caller(ANONYMOUS, listener.forwards)
+        self._identifies = listener.identifies
+
+    async def find(self, context: Context) -> Caller:
+        """Raises Refused."""
+        if not self._identifies:
+            return self._anybody
+        metadata = dict(context.invocation_metadata() or ())
+        proved = context.auth_context()
+        names = (name.decode() for name in proved.get("peer_uri", ()))
+        names_of_hosts = (f"dns:{name.decode()}" for name in proved.get("peer_dns", ()))
+        said = Said((*names, *names_of_hosts), metadata.get("authorization"), metadata.get(PRINCIPAL))
+        return await self._callers.find_kept(self.listener, context.peer(), said)
 
 
 def _report(watching: asyncio.Task[None]) -> None:
@@ -87,14 +186,20 @@ def _report(watching: asyncio.Task[None]) -> None:
 class GrpcCall:
     """A call, or a stream, of grpc.aio."""
 
-    __slots__ = ("_context", "_flow", "peer", "time_remaining")
+    __slots__ = ("_caller", "_context", "_flow", "_listener", "peer", "time_remaining")
 
-    def __init__(self, context: Context, flow: Flow) -> None:
-        self._context, self._flow = context, flow
+    def __init__(self, context: Context, flow: Flow, listener: str, caller: Caller) -> None:
+        self._context, self._flow, self._listener, self._caller = context, flow, listener, caller
         self.peer, self.time_remaining = context.peer, context.time_remaining
 
+    def listener(self) -> str:
+        return self._listener
+
     def forwarded(self) -> bool:
-        return FORWARDED in dict(self._context.invocation_metadata() or ())
+        return self._caller.forwards and FORWARDED in dict(self._context.invocation_metadata() or ())
+
+    def identity(self) -> Identity:
+        return self._caller.identity
 
     def on_done(self, done: Callable[[], None]) -> None:
         self._context.add_done_callback(lambda _: done())
@@ -108,33 +213,37 @@ class GrpcCall:
         return body
 
 
-def handlers(service: str, methods: Methods, flow: Flow) -> grpc.GenericRpcHandler:
-    rpcs = {name: _unary(serve, flow, batch=False) for name, serve in methods.unary.items()}
-    rpcs |= {name: _unary(serve, flow, batch=True) for name, serve in methods.batches.items()}
-    rpcs |= {name: streamed(serve, flow) for name, serve in methods.streams.items()}
-    rpcs |= {name: _internal(serve, flow) for name, serve in methods.internal.items()}
+def handlers(service: str, methods: Methods, flow: Flow, callers: GrpcCallers) -> grpc.GenericRpcHandler:
+    rpcs = {name: _unary(serve, flow, callers, batch=False) for name, serve in methods.unary.items()}
+    rpcs |= {name: _unary(serve, flow, callers, batch=True) for name, serve in methods.batches.items()}
+    rpcs |= {name: streamed(serve, flow, callers) for name, serve in methods.streams.items()}
+    rpcs |= {name: _internal(serve, flow, callers) for name, serve in methods.internal.items()}
     return grpc.method_handlers_generic_handler(service, rpcs)
 
 
-def _unary(serve: Serve, flow: Flow, *, batch: bool) -> grpc.RpcMethodHandler:
+def _unary(serve: Serve, flow: Flow, callers: GrpcCallers, *, batch: bool) -> grpc.RpcMethodHandler:
     """A unary call whose request is received when its turn has come. To the client it is as any unary call.
 
     batch: the request counts in the budget for what comes in until the call is served.
     """
 
     async def handle(_: Any, context: Context) -> Body:
-        call = GrpcCall(context, flow)
+        try:
+            return await serve_known(context, await callers.find(context))
+        except ENDS as error:
+            ended = without_trail(error)
+        return await end(context, ended)
+
+    async def serve_known(context: Context, caller: Caller) -> Body:
+        call = GrpcCall(context, flow, callers.listener, caller)
         answers = flow.answers(call)
         try:
             body = await (serve_batch if batch else serve_one)(call, answers)
             answers.sent_when_done()
             return body
-        except BaseException as error:
+        except BaseException:
             answers.dropped()
-            if not isinstance(error, ENDS):
-                raise
-            ended = without_trail(error)
-        return await end(context, ended)
+            raise
 
     async def serve_one(call: GrpcCall, answers: Answers) -> Body:
         return await serve(_not_missing(await flow.read(call)), call, answers)
@@ -149,10 +258,10 @@ def _unary(serve: Serve, flow: Flow, *, batch: bool) -> grpc.RpcMethodHandler:
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
-def _internal(serve: Serve, flow: Flow) -> grpc.RpcMethodHandler:
+def _internal(serve: Serve, flow: Flow, callers: GrpcCallers) -> grpc.RpcMethodHandler:
     async def handle(data: Body, context: Context) -> Body:
-        call = GrpcCall(context, flow)
         try:
+            call = GrpcCall(context, flow, callers.listener, await callers.find(context))
             return await serve(data, call, flow.answers(call))
         except ENDS as error:
             ended = without_trail(error)
@@ -167,7 +276,7 @@ def _not_missing(data: Body | None) -> Body:
     return data
 
 
-def streamed(serve: ServeStream, flow: Flow) -> grpc.RpcMethodHandler:
+def streamed(serve: ServeStream, flow: Flow, callers: GrpcCallers) -> grpc.RpcMethodHandler:
     """A call with a stream both ways. serve: a generator, which has ended, with its tasks, when the call ends.
 
     Not so if grpc.aio itself wrote what it yields: of a client that can't be written to it leaves the generator for
@@ -176,13 +285,23 @@ def streamed(serve: ServeStream, flow: Flow) -> grpc.RpcMethodHandler:
 
     async def handle(_: AsyncIterator[Body], context: Context) -> None:
         try:
-            async with aclosing(serve(GrpcCall(context, flow))) as bodies:
-                async for body in bodies:
-                    await context.write(body)
+            caller = await callers.find(context)
+            await serve_known(context, caller)
             return
         except ENDS as error:
             ended = without_trail(error)
         await end(context, ended)
+
+    async def serve_known(context: Context, caller: Caller) -> None:
+        timeout = asyncio.timeout(caller.seconds_left())
+        try:
+            async with timeout, aclosing(serve(GrpcCall(context, flow, callers.listener, caller))) as bodies:
+                async for body in bodies:
+                    await context.write(body)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise Refused("UNAUTHENTICATED", "what the caller was known by has expired") from None
 
     return grpc.stream_stream_rpc_method_handler(handle)
 

@@ -33,14 +33,14 @@ def test_a_connection_is_found_with_what_came_over_it_and_cut_alone() -> None:
         clients[0].sendall(b"x" * 1_000)
         served[0].recv(2_000)
         addresses = [client.getsockname() for client in clients]
-        assert connections.received(port) == {addresses[0]: 1_000, addresses[1]: 0}
+        assert connections.received({port}) == {addresses[0]: 1_000, addresses[1]: 0}
         assert connections.cut({addresses[0]}) == 1
         assert clients[0].recv(1) == b""
         clients[1].sendall(b"y")
         assert served[1].recv(1) == b"y"
         for one in (*clients, *served):
             one.close()
-        assert connections.received(port) == {}
+        assert connections.received({port}) == {}
 
 
 def test_those_that_hold_most_are_cut_and_none_that_holds_little() -> None:
@@ -98,7 +98,7 @@ def test_requests_that_hold_the_excess_are_cut_before_the_heap_is_trimmed_and_ho
     monkeypatch.setattr(connections, "cut", cut)
     monkeypatch.setattr(connections, "received", lambda port: {("10.0.0.7", 1): unfinished * MIB})
 
-    asyncio.run(watch(ReceiveMemory(0, 100 * MIB, lambda *_, **__: None), lambda: len(steps) >= len(done)))
+    asyncio.run(watch(ReceiveMemory((), 100 * MIB, lambda *_, **__: None), lambda: len(steps) >= len(done)))
     assert steps[: len(done)] == done
 
 
@@ -108,7 +108,7 @@ def test_what_came_from_a_client_while_the_connections_were_looked_at_is_not_for
     """Else its finished requests would look unfinished from then on."""
     cut: list[tuple[str, int]] = []
     looks = 0
-    watched = ReceiveMemory(0, 100 * MIB, lambda *_, **__: None)
+    watched = ReceiveMemory((), 100 * MIB, lambda *_, **__: None)
 
     def received(_: int) -> dict[tuple[str, int], int]:
         nonlocal looks

@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2
 from tests.serve.support.client import Msg, i64, request, u32
 from tests.serve.support.hosts import node
 from tests.serve.support.http2 import Crowd, message
+from tests.serve.support.listening import anybody, plain
 from tests.serve.support.rows import MIB, Place
 
 pytest.importorskip("delayedge")
@@ -50,7 +51,10 @@ class World:
         serves = EnqueueCalls(dispatch)
         methods = Methods(unary, {"Enqueue": serves.enqueue}, {"EnqueueStream": serves.enqueue_stream, **streams})
         rows = RowCalls(dispatch)
-        self.edge = CompiledEdge(config, place.flow, rows, f"/{S}/Enqueue", f"/{S}/EnqueueStream", {S: methods})
+        self.edge = CompiledEdge(
+            config, place.flow, rows, f"/{S}/Enqueue", f"/{S}/EnqueueStream", {S: methods}, [plain()], anybody(),
+            lambda event, **fields: self.faults.append(event),
+        )  # fmt: skip
         self.channel: grpc.aio.Channel
 
     @property
@@ -58,7 +62,7 @@ class World:
         return self.place.flow.edge_figures()
 
     async def start(self) -> None:
-        await self.edge.start("127.0.0.1:0")
+        await self.edge.start()
         assert self.edge._edge is not None
         self.target = f"127.0.0.1:{self.edge._edge.port}"
         self.channel = self.connect()
@@ -324,8 +328,9 @@ def test_a_stop_that_fails_halfway_still_ends_all(tmp_path: Path) -> None:
 def test_a_name_that_no_one_knows_is_an_error_in_a_line(tmp_path: Path) -> None:
     async def claim(world: World) -> None:
         for listen in ("nohost.invalid:1", f"127.0.0.1:{world.edge._edge.port if world.edge._edge else 0}"):
+            world.edge._listeners = [plain(listen)]
             with pytest.raises(OSError, match=f"^can't listen on {listen}: ") as caught:
-                await world.edge.start(listen)
+                await world.edge.start()
             assert "Errno" not in str(caught.value)
 
     run(tmp_path, claim)

@@ -10,7 +10,9 @@ from typing import Any
 
 import grpc
 from delaynode.server.edge import Stream
-from delaynode.server.grpc_edge import streamed
+from delaynode.server.grpc_edge import GrpcCallers, streamed
+
+from tests.serve.support.listening import anybody, plain
 
 LARGE = bytes(1 << 20)
 
@@ -56,4 +58,4 @@ def test_clients_that_go_while_they_are_written_to_do_no_harm() -> None:
 
 
 def main() -> None:
-    asyncio.run(clients_go_while_they_are_written_to(streamed(answers, None), 20))
+    asyncio.run(clients_go_while_they_are_written_to(streamed(answers, None, GrpcCallers(plain(), anybody())), 20))

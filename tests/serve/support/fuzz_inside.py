@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import grpc
 from delaynode import config as configuration
 from delaynode.node.node import Node
-from delaynode.server.grpc_edge import handlers
+from delaynode.server.grpc_edge import GrpcCallers, handlers
 from delaynode.server.service import SERVICE as NAME
 from delaynode.server.service import DelayService
 from delayregistry.model import (
@@ -26,6 +26,8 @@ from delayregistry.model import (
     Version,
 )
 from google.rpc import error_details_pb2, status_pb2
+
+from tests.serve.support.listening import anybody, plain
 
 SERVICE = f"/{NAME}/"
 ANSWER_SECONDS = 30.0  # no call of these tests takes so long, unless the node hangs
@@ -141,7 +143,7 @@ class Inside:
         self.node = node
         self.log = log
         self._service = DelayService(node)
-        self._handlers = handlers(NAME, self._service.methods(), node.flow)
+        self._handlers = handlers(NAME, self._service.methods(), node.flow, GrpcCallers(plain(), anybody()))
 
     @classmethod
     async def start(cls, directory: Path, registry: OneNode) -> Inside:

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 from delayapi.errors import DETAILS_KEY
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.auth.identity import ANONYMOUS
 from delaynode.limits.budget import Answers, Budget
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
@@ -74,7 +75,7 @@ def group(
     (time,), (size,), (key,), (tag,) = columns
     runs = [BatchRun(one.producer_id, one.number, one.count) for one in requests]
     return RowGroup(
-        requests[0].topic, requests[0].queue, passed_on, time, relative, size, key, tag,
+        requests[0].topic, requests[0].queue, ANONYMOUS, passed_on, time, relative, size, key, tag,
         b"".join(one.records for one in requests), runs,
         np.array(deadline_ms or [-1] * len(requests), np.int64), answers,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
+from delaynode.auth.identity import Identity
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.arrivals import Stored
 from delaynode.replica.hosts.master import ShardHost
@@ -52,11 +53,12 @@ class RowGroup:
 
     time: i64[n], relative: u8[n] or empty, size, key, tag: u32[n] as IncomingBatch has them; runs: r of them.
     deadline_ms: i64[r], when each client gives up, on the clock of time.monotonic(); -1: never.
-    passed_on: by another node.
+    caller: of them all. passed_on: by another node.
     """
 
     topic: str
     queue: int
+    caller: Identity
     passed_on: bool
     time: Buffer
     relative: Buffer
@@ -70,6 +72,9 @@ class RowGroup:
 
     def forwarded(self) -> bool:
         return self.passed_on
+
+    def identity(self) -> Identity:
+        return self.caller
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,156 @@
+"""The options about who may come in, by which port: `--listener` and what goes with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from delayapi import address
+
+LISTENERS_VARIABLE = "DELAYNODE_LISTENERS"  # those of the option, with ; between them
+VARIABLES = {  # of the other options
+    "certificates": "DELAYNODE_CERTIFICATES",
+    "client_ca": "DELAYNODE_CLIENT_CA",
+    "peer_certificates": "DELAYNODE_PEER_CERTIFICATES",
+    "peers": "DELAYNODE_PEERS",
+}
+PEERS = ("off", "permissive", "preferred", "required")
+DIALS_TLS = ("preferred", "required")
+TRANSPORTS = ("plain", "tls")
+AUTHENTICATIONS = ("none", "token", "mtls")
+PLAIN, INTERNAL = "plain", "internal"
+INTERNAL_PORT = 7073
+MAX_LISTENERS = 8
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,13}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfig:
+    """listen, advertise: HOST:PORT, as address.join() writes it. authentication: of auth.identity.Authentication."""
+
+    name: str
+    listen: str
+    advertise: str  # what others reach it at
+    tls: bool
+    authentication: str
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Directories, as delayapi.certificates reads them; empty: not given."""
+
+    certificates: str
+    client_ca: str  # or a file
+    peer_certificates: str
+    peers: str  # how the nodes talk to each other: one of PEERS
+    connection_age_s: int  # after which a client that came by TLS is asked to come again
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listener",
+        action="append",
+        metavar="NAME=PORT,plain|tls,none|token|mtls",
+        help="a port for gRPC on the host of --listen, and how clients prove who they are; repeatable. tls needs "
+        "--certificates, mtls --client-ca too. Without any there is one, `plain`, at --listen, for everybody "
+        f"(default: ${LISTENERS_VARIABLE}, with ; between them)",
+    )
+    for name, what in (
+        ("certificates", "directory with tls.crt and tls.key, and ca.crt, of the listeners with tls"),
+        ("client-ca", "file, or directory with ca.crt: who may have issued the certificates of clients (mtls)"),
+        ("peer-certificates", "directory with tls.crt, tls.key and ca.crt: how nodes know each other"),
+    ):
+        variable = VARIABLES[name.replace("-", "_")]
+        parser.add_argument(f"--{name}", default=os.environ.get(variable, ""), help=f"{what} (default: ${variable})")
+    parser.add_argument(
+        "--peers",
+        choices=PEERS,
+        default=os.environ.get(VARIABLES["peers"], "off"),
+        help="TLS between nodes. permissive: accepted, plain text is dialled; preferred: both accepted, TLS dialled; "
+        f"required: TLS alone (default: ${VARIABLES['peers']}, else off)",
+    )
+    parser.add_argument(
+        "--internal-port",
+        type=int,
+        default=INTERNAL_PORT,
+        help=f"port for nodes and the operator, unless --peers is off (default: {INTERNAL_PORT})",
+    )
+    parser.add_argument(
+        "--connection-age-seconds",
+        type=int,
+        default=3_600,
+        help="how long a client's TLS connection lasts, so that certificates and CAs that were replaced stop counting",
+    )
+
+
+def listeners_of(args: argparse.Namespace, listen: str, advertise: str) -> tuple[ListenerConfig, ...]:
+    """What the arguments ask for; the listener `internal` is the last. listen, advertise: those of the node, whose
+    hosts all listeners have. Raises ValueError, which begins with the option."""
+    asked = args.listener or list(filter(None, os.environ.get(LISTENERS_VARIABLE, "").split(";")))
+    if args.peers not in PEERS:  # of the environment: argparse takes a default as it is
+        raise ValueError(f"--peers: {args.peers!r}; it is one of {', '.join(PEERS)}")
+    if not asked:
+        found = [ListenerConfig(PLAIN, listen, advertise, False, "none")]
+    else:
+        found = [_listener(text, listen, advertise) for text in asked]
+    if args.peers != "off":
+        if not args.peer_certificates:
+            raise ValueError(f"--peers: {args.peers} needs --peer-certificates")
+        found.append(_on_port(INTERNAL, args.internal_port, listen, advertise, True, "peer"))
+    _check(found, args)
+    return tuple(found)
+
+
+def primary(listeners: Sequence[ListenerConfig]) -> ListenerConfig:
+    """That for everybody, if there is one, else the first: a node without `--listener` has no other."""
+    return next((one for one in listeners if one.authentication == "none" and not one.tls), listeners[0])
+
+
+def _listener(text: str, listen: str, advertise: str) -> ListenerConfig:
+    name, _, rest = text.strip().partition("=")
+    port, transport, authentication = (*rest.split(","), "", "", "")[:3]
+    if rest.count(",") != 2 or transport not in TRANSPORTS or authentication not in AUTHENTICATIONS:
+        raise ValueError(
+            f"--listener: {text!r} is not NAME=PORT,{'|'.join(TRANSPORTS)},{'|'.join(AUTHENTICATIONS)}, such as "
+            "tokens=7071,tls,token"
+        )
+    if not _NAME.fullmatch(name) or name == INTERNAL:
+        raise ValueError(
+            f"--listener: {name!r} is no name for one: 1 to 15 of a-z, 0-9 and '-', first a letter; not {INTERNAL}"
+        )
+    if not (port.isascii() and port.isdigit()):
+        raise ValueError(f"--listener: {port!r} is no port, in {text!r}")
+    if authentication != "none" and transport != "tls":
+        raise ValueError(f"--listener: {name} has {authentication}, which needs tls")
+    return _on_port(name, int(port), listen, advertise, transport == "tls", authentication)
+
+
+def _on_port(name: str, port: int, listen: str, advertise: str, tls: bool, authentication: str) -> ListenerConfig:
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"--{'internal-port' if name == INTERNAL else 'listener'}: {port} is no port, of {name}")
+    at, shown = (address.join(address.split(one)[0], port) for one in (listen, advertise))
+    return ListenerConfig(name, at, shown, tls, authentication)
+
+
+def _check(listeners: Sequence[ListenerConfig], args: argparse.Namespace) -> None:
+    names, ports = ([one.name for one in listeners], [one.listen for one in listeners])
+    if len(names) > MAX_LISTENERS:
+        raise ValueError(f"--listener: there are {len(names)}, with the internal one; allowed: {MAX_LISTENERS}")
+    for what, all_of in (("name", names), ("port", ports)):
+        if len(set(all_of)) != len(all_of):
+            raise ValueError(f"--listener: two have one {what}: {', '.join(sorted(all_of))}")
+    for one in listeners:
+        if one.tls and one.name != INTERNAL and not args.certificates:
+            raise ValueError(f"--listener: {one.name} has tls, which needs --certificates")
+        if one.authentication == "mtls" and not args.client_ca:
+            raise ValueError(f"--listener: {one.name} has mtls, which needs --client-ca")
+    if args.peers not in DIALS_TLS and not any(one.authentication == "none" and not one.tls for one in listeners):
+        raise ValueError(
+            f"--listener: with --peers {args.peers} nodes pass calls on in plain text, to a listener `plain,none`, and "
+            "there is none; --peers preferred does without"
+        )
+    if args.connection_age_seconds < 1:
+        raise ValueError(f"--connection-age-seconds: {args.connection_age_seconds}; it is at least 1")

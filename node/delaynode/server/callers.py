@@ -1,0 +1,87 @@
+"""Who calls, asked once for each connection and what its calls say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import unquote
+
+from delaynode.auth.identity import Identities, Identity, IdentityKind, forwarded_caller
+from delaynode.server.listeners import Listener
+from delaynode.store.errors import Refused
+
+RESOLVE_SECONDS = 10.0
+MAX_KEPT = 20_000  # identities, of all connections
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """forwards: it is a node, which says itself whether it passes a call on."""
+
+    identity: Identity
+    forwards: bool = False
+
+    def seconds_left(self) -> float | None:
+        """Until it has expired; None: it lasts as long as its connection."""
+        expires_ms = self.identity.expires_ms
+        return None if expires_ms is None else expires_ms / 1_000 - time.time()
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is known of a caller: names in its verified certificate, and its call's metadata; principal: in the form of
+    a URL's part, as metadata takes ASCII alone."""
+
+    names: tuple[str, ...]
+    authorization: str | None
+    principal: str | None
+
+
+class Callers:
+    """Owned by the event loop."""
+
+    def __init__(self, identities: Identities, listeners: Sequence[Listener]) -> None:
+        self._identities = identities
+        self._peer_listeners = {one.name for one in listeners if one.config.authentication == "peer"}
+        self._kept: OrderedDict[tuple[str, str, tuple[str, ...], bytes], Caller] = OrderedDict()
+
+    async def find(self, listener: str, said: Said) -> Caller:
+        """Raises Refused."""
+        try:
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                found = await self._identities.resolve(listener, said.names, said.authorization)
+        except TimeoutError:
+            raise Refused(
+                "NOT_SERVING", f"who calls was not found out within {RESOLVE_SECONDS:.0f} s", retry_after_ms=1_000
+            ) from None
+        if listener not in self._peer_listeners or found.kind is not IdentityKind.PEER:
+            return Caller(_same(found))
+        if said.principal is not None:
+            found = forwarded_caller(found, unquote(said.principal))
+            return Caller(_same(found), forwards=True)
+        return Caller(_same(found), forwards=found.role == "node")
+
+    async def find_kept(self, listener: str, peer: str, said: Said) -> Caller:
+        """find(), once for each connection as long as the answer holds. peer: names the connection. Raises Refused."""
+        digest = hashlib.sha256(repr((said.authorization, said.principal)).encode()).digest()
+        key = listener, peer, said.names, digest
+        kept = self._kept.get(key)
+        if kept is not None and ((left := kept.seconds_left()) is None or left > 0):
+            self._kept.move_to_end(key)
+            return kept
+        found = await self.find(listener, said)
+        self._kept[key] = found
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _same(identity: Identity) -> Identity:
+    """One object for what is equal: the compiled edge groups by it."""
+    return identity
