@@ -32,7 +32,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         copy-newer damage-not-marked disk-nearly-full fault-not-said heartbeat-failed impossible internal-error
         listener-failed look-failed object-unreadable operator-error operator-failed peer-handler-failed
         peer-no-common-version
-        rebalancer-failed release-too-old round-failed shard-damaged shard-stopped stop-failed
+        rebalancer-failed release-too-old round-failed security-document-bad shard-damaged shard-stopped stop-failed
     """,
     LogLevel.WARNING: """
         api-error bad-message certificate-unusable claim-dropped clock-not-kept cluster-not-noted connections-cut
@@ -41,15 +41,17 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         lease-not-lowered lease-not-renewed log-not-read no-credentials node-killed node-not-started
         operator-lost-the-lead peer-bad-input peer-not-accepted peer-silent peer-stranger peer-too-slow
         rebalance-held-up registry-awaited registry-behind registry-unavailable registry-unreachable registry-went-back
-        restart-given-up shard-not-found snapshot-failed snapshot-not-read spare-file-damaged status-not-written
-        status-written-again term-refused token-keys-not-fetched transfer-failed watch-interrupted watching-failed
+        restart-given-up security-not-kept security-not-read security-refused shard-not-found snapshot-failed
+        snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
+        transfer-failed watch-interrupted watching-failed
     """,
     LogLevel.INFO: """
         certificate-usable clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded
         copy-found copy-offered copy-opened copy-opened-again copy-purged copy-replaced edge fetching follower-refuses
         handed-over handshake-failed in-sync lead-given-up left link-down link-failed link-up node-back node-restarted
         node-started nodes-version-raised operator-leads operator-stands-by peer-heard ready registry-answered
-        shard-labelled-again started stopped stopping term-over term-started time-jumped watch-resumed watching
+        security-applied shard-labelled-again started stopped stopping term-over term-started time-jumped watch-resumed
+        watching
     """,
     LogLevel.DEBUG: "follower-streams late-start replica-joins scrubbed",
 }

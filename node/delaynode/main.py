@@ -21,9 +21,7 @@ from delayapi.log_levels import LogLevel
 from delayregistry.port import RegistryError
 
 from delaynode import config as configuration
-from delaynode.auth.identities import ListenerIdentities
-from delaynode.auth.identity import Authentication
-from delaynode.auth.tokens import TokenVerifier
+from delaynode.auth.api_server import KubeApiServer
 from delaynode.config import NodeConfig
 from delaynode.limits.connections import raise_file_limit
 from delaynode.loop import new_loop
@@ -36,8 +34,9 @@ from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.http import serve_http
 from delaynode.server.listeners import listeners_of
-from delaynode.server.replica_status import REPLICATION_SERVICE, ReplicationService
-from delaynode.server.service import SERVICE, DelayService
+from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
+from delaynode.server.replica_status import ReplicationService
+from delaynode.server.service import DelayService
 
 STATE_SECONDS = 0.2
 CALLS_END_SECONDS = 1.0
@@ -56,6 +55,16 @@ class Logger:
 
     def __call__(self, event: str, **fields: object) -> None:
         self.events({"event": event, "node": self._node, **fields})
+
+
+class AuditLogger:
+    """Events of the audit log, one a line, on stderr beside the others, whatever their level: `"log": "audit"`."""
+
+    def __init__(self, node: str) -> None:
+        self._node, self._events = node, EventLog()
+
+    def __call__(self, event: str, **fields: object) -> None:
+        self._events({"event": event, "log": "audit", "node": self._node, **fields})
 
 
 def note_incarnation(incarnation: str, path: Path = TERMINATION_LOG) -> None:
@@ -96,7 +105,8 @@ async def serve(config: NodeConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-    node = Node(config, open_registry(config.registry), log)
+    api = KubeApiServer("delaynode") if config.registry.startswith("kube:") else None
+    node = Node(config, open_registry(config.registry), log, AuditLogger(config.node), api)
     note_incarnation(node.incarnation)
     http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
     try:
@@ -126,9 +136,8 @@ async def _calls_ended() -> None:
 async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger) -> None:
     config = node.config
     service = DelayService(node)
-    services = {SERVICE: service.methods(), REPLICATION_SERVICE: ReplicationService(node).methods()}
-    tokens = TokenVerifier(log=node.log)
-    edge = _edge(node, service, services, tokens)
+    services = {SERVICE: service.methods(), REPLICATION_SERVICE: ReplicationService(service.dispatch).methods()}
+    edge = _edge(node, service, services)
     await node.prepare()
     node.certificates.start()
     await edge.start()
@@ -143,17 +152,13 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     await asyncio.get_running_loop().run_in_executor(None, node.certificates.close)  # it waits for threads
     await edge.stop(node.stop)
     await service.dispatch.forwarder.close()
-    tokens.close()
 
 
-def _edge(
-    node: Node, service: DelayService, services: Mapping[str, Methods], tokens: TokenVerifier
-) -> GrpcEdge | CompiledEdge:
+def _edge(node: Node, service: DelayService, services: Mapping[str, Methods]) -> GrpcEdge | CompiledEdge:
     config = node.config
     node.log("edge", kind=config.edge)
     listeners = listeners_of(config, node.certificates)
-    authentication = {one.name: Authentication(one.config.authentication) for one in listeners}
-    callers = Callers(ListenerIdentities(authentication, tokens, node.certificates.cluster_uri), listeners)
+    callers = Callers(node.security.identities(), listeners)
     if config.edge == "grpcio":
         return GrpcEdge(config.max_connections, node.flow, services, listeners, callers)
     rows, enqueue = RowCalls(service.dispatch), f"/{SERVICE}/Enqueue"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -90,6 +90,8 @@ class NodeMetrics:
     impossible: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     lateness: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENESS_MS)))
     enqueue_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
+    denied: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by operation, why, allowed all the same
+    unauthenticated: Counter[str] = field(default_factory=Counter)  # by what is wrong with the token or certificate
     recovery_seconds: float = 0.0
     scrub_bytes: int = 0
     scrub_errors: int = 0
@@ -195,6 +197,19 @@ class NodeCollector(Collector):
         ):
             if total is not None:
                 yield CounterMetricFamily(name, what, value=total)
+        denied = CounterMetricFamily(
+            "delay_denied", "Operations that no rule allows; allowed: all the same, since the mode is Permissive",
+            labels=["operation", "reason", "allowed"],
+        )  # fmt: skip
+        for labels, value in m.denied.items():
+            denied.add_metric(labels, value)
+        yield denied
+        unknown = CounterMetricFamily(
+            "delay_unauthenticated", "Tokens and certificates that were refused", labels=["reason"]
+        )
+        for reason, value in m.unauthenticated.items():
+            unknown.add_metric([reason], value)
+        yield unknown
         yield CounterMetricFamily("delay_scrub_bytes", "Read again and checked by the scrub", value=m.scrub_bytes)
         yield CounterMetricFamily("delay_scrub_errors", "Damaged places that the scrub found", value=m.scrub_errors)
         yield GaugeMetricFamily(

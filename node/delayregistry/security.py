@@ -36,7 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class Operation(StrEnum):
     """What a caller may do. Produce, Cancel, Browse and Describe are of a topic, Consume and ManageGroup of a topic and
-    a group, Admin of the cluster."""
+    a group, Admin of the cluster. Any of a topic includes its Describe."""
 
     PRODUCE = "Produce"
     CONSUME = "Consume"

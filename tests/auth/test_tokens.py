@@ -96,7 +96,8 @@ CLAIMS = {"iss": ISSUER, "aud": AUDIENCE, "sub": ACCOUNT, "exp": time.time() + 3
 def test_a_service_account_is_known_by_its_token(algorithm: str) -> None:
     spec = document(accounts(key_set(jwk("k1", algorithm))))
     exp = int(time.time()) + 600
-    expected = Identity(ACCOUNT, IdentityKind.TOKEN, (exp + LEEWAY_SECONDS) * 1_000)
+    credential = f"issuer:{ISSUER}#{AUDIENCE}"
+    expected = Identity(ACCOUNT, IdentityKind.TOKEN, (exp + LEEWAY_SECONDS) * 1_000, credential=credential)
     assert verify(spec, token(algorithm, exp=exp)) == expected
 
 
@@ -118,7 +119,8 @@ def test_two_issuers_are_kept_apart() -> None:
 def test_a_static_token_is_known_by_its_hash() -> None:
     hashed = hashlib.sha256(b"secret-of-shop").hexdigest()
     spec = document(tokens=(StaticToken("shop", hashed),))
-    assert verify(spec, "secret-of-shop") == Identity("token:shop", IdentityKind.TOKEN, None)
+    expected = Identity("token:shop", IdentityKind.TOKEN, None, credential=f"sha256:{hashed}")
+    assert verify(spec, "secret-of-shop") == expected
     assert "no static one" in refusal("secret-of-shoq", spec).message
     assert "no static one" in refusal(hashed, spec).message, "the hash itself opens nothing"
     over = document(tokens=(StaticToken("shop", hashed, expires_ms=1_000),))
@@ -304,7 +306,7 @@ def test_a_known_token_is_looked_at_again_when_it_expires() -> None:
         sent = token(exp=time.time() + 100)
         first = await verifier.verify(sent)
         assert await verifier.verify(sent) is first
-        wall[0] += (100 + LEEWAY_SECONDS) * 1_000
+        wall[0] += (101 + LEEWAY_SECONDS) * 1_000
         assert await verifier.verify(sent) is not first
         verifier.close()
 

@@ -37,6 +37,7 @@ class Identity:
     """principal: `system:serviceaccount:NS:NAME`, `oidc:ISSUER#SUBJECT`, `token:NAME`, `spiffe://...`, `dns:NAME` or
     `anonymous`. expires_ms: by the wall clock, ms since 1970; None: it lasts as long as its connection.
     role: of one of the cluster's own processes: node, operator or rebalance.
+    credential: names the security document's entry that its token was taken by; it counts as long as that is there.
     """
 
     principal: str
@@ -44,6 +45,7 @@ class Identity:
     expires_ms: int | None = None
     groups: tuple[str, ...] = ()
     role: str = ""
+    credential: str = ""
 
 
 ANONYMOUS = Identity("anonymous", IdentityKind.ANONYMOUS)

@@ -27,6 +27,8 @@ class ApiServer(Protocol):
     def review(self, token: str, audience: str) -> Mapping[str, Any]:
         """The TokenReview's status."""
 
+    def close(self) -> None: ...
+
 
 def fetch_keys(issuer: TokenIssuer, api: ApiServer | None) -> KeySet:
     """Raises KeysUnusable."""

@@ -26,6 +26,7 @@ from delayregistry.security import IssuerKind, SecuritySpec, StaticToken, TokenI
 from delaynode.auth.identity import MAX_PRINCIPAL_CHARS, Identity, IdentityKind
 from delaynode.auth.key_sources import ApiServer, fetch_keys
 from delaynode.auth.keys import ALGORITHMS, IssuerKey, IssuerKeys, KeySet, KeysUnusable
+from delaynode.auth.rights import credential_of
 from delaynode.store.errors import Refused
 
 MAX_TOKEN_BYTES = 16 << 10
@@ -120,7 +121,7 @@ class TokenVerifier:
             raise TokenRefused("unknown", "the token is none of this cluster's")
         if static.expires_ms is not None and static.expires_ms <= self._wall_ms():
             raise TokenRefused("expired", f"token {static.name} has expired at {_time(static.expires_ms)}")
-        return Identity(f"token:{static.name}", IdentityKind.TOKEN, static.expires_ms)
+        return Identity(f"token:{static.name}", IdentityKind.TOKEN, static.expires_ms, credential=credential_of(static))
 
     # ------------------------------------------------------------ signed tokens
     async def _verify_signed(self, token: str) -> tuple[Identity, float]:
@@ -245,7 +246,7 @@ def _identity(issuer: TokenIssuer, name: str, claims: Mapping[str, Any]) -> Iden
         account = claims.get("sub")
         if not isinstance(account, str) or not _SERVICE_ACCOUNT.fullmatch(account):
             raise TokenRefused("subject", f"the token is of {_shown(account)}, which is no ServiceAccount")
-        return Identity(account, IdentityKind.TOKEN, expires_ms)
+        return Identity(account, IdentityKind.TOKEN, expires_ms, credential=credential_of(issuer))
     claim = issuer.principal_claim
     subject = claims.get(claim)
     if not isinstance(subject, str) or not subject or not subject.isprintable():
@@ -260,7 +261,7 @@ def _identity(issuer: TokenIssuer, name: str, claims: Mapping[str, Any]) -> Iden
     found = claims.get(issuer.groups_claim) if issuer.groups_claim else None
     listed = found if isinstance(found, list) else [found]
     groups = tuple(one for one in listed if isinstance(one, str) and one)[:MAX_GROUPS]
-    return Identity(principal, IdentityKind.TOKEN, expires_ms, groups)
+    return Identity(principal, IdentityKind.TOKEN, expires_ms, groups, credential=credential_of(issuer))
 
 
 def _expiry_ms(claims: Mapping[str, Any]) -> int:

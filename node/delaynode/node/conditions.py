@@ -59,6 +59,9 @@ def conditions(node: Node) -> list[NodeCondition]:
         found.append(NodeCondition("disk-nearly-full", f"disk: {text}"))
     if now.oldest_write_seconds > SLOW_SECONDS:
         found.append(NodeCondition("disk-slow", f"disk: a write takes {now.oldest_write_seconds:.0f} s already"))
+    if problem := node.security.document.problem:
+        text = f"{problem}; the document before stays in force"
+        found.append(NodeCondition("security-document-bad", f"security: {text}"))
     found += (
         NodeCondition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.unusable().items()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -20,6 +20,7 @@ from delayregistry.model import (
     renewal_s,
 )
 from delayregistry.port import Registry, RegistryError, RegistryUnavailable
+from delayregistry.security import SecurityObject
 
 from delaynode.node.routes import Routes
 from delaynode.replication.transport.until import wait_event
@@ -54,8 +55,17 @@ class Membership:
     node that was taking over for a dead one.
     """
 
-    def __init__(self, registry: Registry, routes: Routes, member: LeaseHolder, log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        routes: Routes,
+        member: LeaseHolder,
+        log: Callable[..., None],
+        take_security: Callable[[SecurityObject | None], Awaitable[None]] | None = None,
+    ) -> None:
+        """take_security: takes what the registry has as the security document; None: that is not followed."""
         self._registry, self._routes, self._member, self._log = registry, routes, member, log
+        self._take_security = take_security
         self._pool = ThreadPoolExecutor(REQUESTS, thread_name_prefix="registry")
         self._renewing = ThreadPoolExecutor(1, thread_name_prefix="registry-lease")
         self._watching = ThreadPoolExecutor(1, thread_name_prefix="registry-watch")
@@ -142,6 +152,8 @@ class Membership:
                     shards = await _run(self._watching, self._registry.list_shards)
                     self._routes.update(cluster.spec if cluster is not None else None, shards)
                     self._spec_read.set()
+                    if self._take_security is not None:
+                        await self._take_security(await _run(self._watching, self._registry.read_security))
                     seen = version
                     self._member.shards_read(shards)
             except RegistryError as error:

@@ -12,7 +12,11 @@ from typing import Final
 import delayregistry
 from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec, VersionRange
 from delayregistry.port import Registry, RegistryError
+from delayregistry.security import SecurityObject
 
+from delaynode.auth.identity import Authentication
+from delaynode.auth.key_sources import ApiServer
+from delaynode.auth.security import NodeSecurity
 from delaynode.clock import MAX_CLOCK_SKEW_MS, boot_ms, wall_part_s
 from delaynode.config import NodeConfig
 from delaynode.limits.flow import Flow
@@ -55,13 +59,25 @@ class ReleaseTooOld(RuntimeError):
 class Node:
     """Owned by the event loop."""
 
-    def __init__(self, config: NodeConfig, registry: Registry, log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        registry: Registry,
+        log: Callable[..., None],
+        audit: Callable[..., None] | None = None,
+        api: ApiServer | None = None,
+    ) -> None:
+        """audit: where the audit log goes; None: to `log`. api: of Kubernetes, where ServiceAccounts' keys are."""
         self.config = config
         self.log = log
         self.incarnation = secrets.token_hex(8)
         self.metrics = NodeMetrics()
         self.flow = Flow(config, log)
         self.certificates = NodeCertificates(config.security)
+        authentication = {one.name: Authentication(one.authentication) for one in config.listeners}
+        self.security = NodeSecurity(
+            config.data, self.metrics, log, audit or log, authentication, self.certificates.cluster_uri, api
+        )
         self._lock = lock_data(config.data)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
         watch = ClockWatch(config.data, log, accept=config.accept_clock_step)
@@ -70,7 +86,8 @@ class Node:
         self._conditions = ConditionLog(log)
         self.disk = DiskSpace(config.data, self._disk_reserve, self._unwritten_bytes)
         self.routes = Routes()
-        self.membership = Membership(registry, self.routes, self, log)
+        followed = self._take_security if self.security.followed else None
+        self.membership = Membership(registry, self.routes, self, log, followed)
         self.stopping = False
         self._files = DiskFiles()
         self._syncer = Syncer(direct=_direct_writes(config))
@@ -126,6 +143,7 @@ class Node:
         )  # fmt: skip
         replicas = self._replicas = Replicas(context)
         self.finder = ShardFinder(self.config.node, self.routes, replicas)
+        await call(lambda: self.security.load(self._files))
         await call(lambda: snapshot.remove_leftovers(self._files, f"{self.config.data}/shards"))
         await peering.listen(replicas, self._clock.heard)
 
@@ -187,6 +205,7 @@ class Node:
         await self._syncer.close()
         self._pool.shutdown()
         self.membership.close()
+        self.security.close()
         self._files.close()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -266,6 +285,9 @@ class Node:
         self.peering.leases_read()
         self._clock.expect(self.peering.neighbours())
 
+    async def _take_security(self, found: SecurityObject | None) -> None:
+        await self.security.take(found, self._files, self.membership.call)
+
     def shards_read(self, shards: Iterable[ShardObject]) -> None:
         if self.routes.cluster is not None:
             self.peering.links.cluster = self.routes.cluster.name
@@ -313,6 +335,8 @@ class Node:
             return f"waiting for the registry: {self.membership.waiting_for}"
         if not self.routes.was_read:
             return "the registry has not answered yet"
+        if (closed := self.security.not_ready()) is not None:
+            return closed
         waiting = self.finder.unserved(self.clock.now_ms())
         return f"{len(waiting)} shards are not served yet: {', '.join(waiting[:5])}" if waiting else None
 

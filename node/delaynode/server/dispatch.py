@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from delayregistry.security import OF_GROUPS
 from google.protobuf.message import DecodeError, Message
 
 from delaynode.limits.budget import Answers
@@ -13,10 +14,21 @@ from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.edge import Body, Call, Forwardable, Serve
 from delaynode.server.forward import Forwarder
+from delaynode.server.operations import AUDITED, OPERATIONS, needed
 from delaynode.store.errors import Damaged, Impossible, Refused
 
 ServeShard: TypeAlias = Callable[[Any, ShardHost, Answers], Awaitable[Message | Body]]
 """Serves a call for a shard that is here."""
+
+
+class ForQueue(Protocol):
+    """A request for a queue of a topic; it may have a group too."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def queue(self) -> int: ...
 
 
 class Dispatch:
@@ -35,7 +47,7 @@ class Dispatch:
 
         async def handle(data: Body, call: Call, answers: Answers) -> Body:
             request: Any = parse(request_type, data)
-            found = self.find_host(request.topic, request.queue, call, reads=reads)
+            found = self.find_host(method, request, call, reads=reads)
             if isinstance(found, RemoteMaster):
                 body = await self.forwarder.call(found.endpoint, method, data, call.time_remaining())
                 await answers.reserve(len(body))
@@ -52,8 +64,25 @@ class Dispatch:
 
         return handle
 
-    def find_host(self, topic: str, queue: int, call: Forwardable, *, reads: bool = False) -> Any:
-        """The host, or where the shard is served; a call that was forwarded already goes no further."""
+    def check(self, method: str, call: Forwardable, topic: str = "", group: str = "") -> None:
+        """Raises Refused where the caller may not do that. Every call comes by here, or by allows()."""
+        security, identity, operation = self.node.security, call.identity(), needed(method, group)
+        group = group if operation in OF_GROUPS else ""
+        security.rights.check(identity, operation, topic, group)
+        if method in AUDITED:
+            security.administered(method, operation, identity, topic, group)
+
+    def allows(self, method: str, call: Forwardable, topic: str) -> bool:
+        """Whether an answer about all topics may tell the caller of this one."""
+        return self.node.security.rights.allows(call.identity(), OPERATIONS[method], topic)
+
+    def find_host(self, method: str, request: ForQueue, call: Forwardable, *, reads: bool = False) -> Any:
+        """The host, or where the shard is served; a call that was forwarded already goes no further.
+
+        Raises Refused, also where the caller may not do that.
+        """
+        topic, queue = request.topic, request.queue
+        self.check(method, call, topic, getattr(request, "group", ""))
         found = self.node.finder.find_readable(topic, queue) if reads else self.node.finder.find(topic, queue)
         if isinstance(found, RemoteMaster) and call.forwarded():
             raise Refused(

@@ -8,16 +8,13 @@ import grpc
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 from delaynode.limits.budget import Answers
-from delaynode.node.node import Node
 from delaynode.replica.replica import Replica
 from delaynode.replica.replicas import NotPurged, Replicas
 from delaynode.replica.role import ReplicaRole
-from delaynode.server.dispatch import parse
+from delaynode.server.dispatch import Dispatch, parse
 from delaynode.server.edge import Body, Call, Methods
 from delaynode.server.rpc import EndedError
 from delaynode.store.maintenance.stored_copy import StoredCopy
-
-REPLICATION_SERVICE = "delay.v1.ReplicationService"
 
 
 def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
@@ -71,19 +68,21 @@ def answer_of(
 class ReplicationService:
     """The calls that the cluster's own processes make to a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch, self._node = dispatch, dispatch.node
 
     def methods(self) -> Methods:
         return Methods(internal={"ReplicaStatus": self._status, "PurgeCopy": self._purge})
 
-    async def _status(self, data: Body, _: Call, __: Answers) -> Body:
+    async def _status(self, data: Body, call: Call, _: Answers) -> Body:
+        self._dispatch.check("ReplicaStatus", call)
         node, request = self._node, parse(pb.ReplicaStatusRequest, data)
         return answer_of(
             node.replicas, node.config.node, node.incarnation, node.ineligible() or "", set(request.uid)
         ).SerializeToString()
 
-    async def _purge(self, data: Body, _: Call, __: Answers) -> Body:
+    async def _purge(self, data: Body, call: Call, _: Answers) -> Body:
+        self._dispatch.check("PurgeCopy", call)
         request = parse(pb.PurgeCopyRequest, data)
         try:
             await self._node.replicas.purge(request.uid, request.pending)

@@ -23,12 +23,11 @@ from delaynode.server.handlers.consume import ConsumeCalls
 from delaynode.server.handlers.enqueue import EnqueueCalls
 from delaynode.server.handlers.node_calls import NodeCalls
 from delaynode.server.handlers.pending import PendingCalls
+from delaynode.server.operations import STREAMED
 from delaynode.store.errors import Refused
 from delaynode.store.types import MAX_SEQ
 
-SERVICE = "delay.v1.DelayService"
 SLOT_COLUMNS = 4  # of 8 bytes a slot
-STREAMED = ("Ack", "Nack", "Cancel", "Reschedule")  # what a CallStream carries
 MAX_WHEEL_BYTES = 32 << 20  # slots in an answer to GetWheel
 
 
@@ -71,13 +70,13 @@ class DelayService:
     async def _get_wheel(self, data: Body, call: Call, answers: Answers) -> Body:
         request = parse(pb.GetWheelRequest, data)
         if request.topic:
-            found = self.dispatch.find_host(request.topic, request.queue, call)
+            found = self.dispatch.find_host("GetWheel", request, call)
             if isinstance(found, RemoteMaster):
                 forwarder = self.dispatch.forwarder
                 return await forwarder.call(found.endpoint, "GetWheel", data, call.time_remaining())
             hosts = [found]
         else:
-            hosts = self.node.hosts()
+            hosts = [host for host in self.node.hosts() if self.dispatch.allows("GetWheel", call, host.topic)]
         answer, size = pb.GetWheelResponse(now_ms=self.node.clock.now_ms()), 0
         for host in hosts:
             shard = await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ)
@@ -109,10 +108,15 @@ class DelayService:
         await host.wait_committed(wheel.log_end)
         return wheel
 
-    async def _query_route(self, data: Body, _: Call, __: Answers) -> Body:
+    async def _query_route(self, data: Body, call: Call, _: Answers) -> Body:
         request = parse(pb.QueryRouteRequest, data)
         answer = pb.QueryRouteResponse()
-        for name in [request.topic] if request.topic else self.node.routes.topics():
+        if request.topic:
+            self.dispatch.check("QueryRoute", call, request.topic)
+            names = [request.topic]
+        else:
+            names = [name for name in self.node.routes.topics() if self.dispatch.allows("QueryRoute", call, name)]
+        for name in names:
             answer.topics.append(self._route(name, self.node.routes.queues(name)))
         return answer.SerializeToString()
 

@@ -112,14 +112,21 @@ class KubeTransport:
         self._pool.clear()
 
     def request(
-        self, method: str, url: str, body: Any = None, content: str = JSON, read_s: float = READ_S, stream: bool = False
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        content: str = JSON,
+        read_s: float = READ_S,
+        stream: bool = False,
+        accept: str = JSON,
     ) -> urllib3.BaseHTTPResponse:
         """Raises urllib3.exceptions.HTTPError or OSError when there was no answer in time, and ApiRejected."""
 
         def send() -> urllib3.BaseHTTPResponse:
             if method != "GET" and not self._may_write():
                 raise ApiRejected(412, "NotLeader", "this process does not lead, so nothing was sent")
-            headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._agent}
+            headers = {"Accept": accept, "Content-Type": content, "User-Agent": self._agent}
             return self._pool.request(
                 method,
                 self._host + url,

@@ -14,7 +14,7 @@ from delaynode.limits.budget import Answers, Budget
 from delaynode.server import call_stream
 from delaynode.server.call_stream import CallStreams
 from delaynode.server.edge import Call
-from delaynode.server.service import STREAMED
+from delaynode.server.operations import STREAMED
 
 from tests.serve.support.client import Failure, Msg, Shard, ints
 

@@ -186,7 +186,7 @@ def test_a_fault_with_one_group_leaves_what_came_with_it_alone(
 
     async def claim(world: World) -> None:
         place = world.place
-        place.find_host = fail_for_boom(place.find_host, lambda topic, *_: topic)  # type: ignore[method-assign]
+        place.find_host = fail_for_boom(place.find_host, lambda _, request, *__: request.topic)  # type: ignore[method-assign]
         async with world.in_one_take():
             asked = [request(topic, 0, [Msg()]).SerializeToString() for topic in ("boom", "t")]
             calls = [

@@ -11,9 +11,12 @@ import grpc
 import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.auth.identity import ANONYMOUS
+from delaynode.auth.rights import Rights
 from delaynode.limits.budget import Answers
 from delaynode.node.node import Node
 from delaynode.server.dispatch import Dispatch, ServeShard
+from delaynode.server.edge import Call
 from delaynode.store.errors import Damaged, Refused
 from delayregistry.model import TopicSpec
 
@@ -53,7 +56,8 @@ def test_a_slave_that_finds_damage_while_it_answers_a_client_gives_its_copy_up()
     failed: list[str] = []
     copy = SimpleNamespace(fail=lambda why, error: failed.append(why))  # as find_readable() gives it, a SlaveHost
     finder = SimpleNamespace(find_readable=lambda topic, queue: copy, find=lambda topic, queue: None)
-    node = SimpleNamespace(flow=None, finder=finder)
+    node = SimpleNamespace(flow=None, finder=finder, security=SimpleNamespace(rights=Rights(closed=False)))
+    call = SimpleNamespace(identity=lambda: ANONYMOUS)
 
     async def fetch(request: object, place: object, answers: object) -> pb.MessageBatch:
         raise Damaged("queue: the check of the unit at queue offset 41 differs")
@@ -61,7 +65,7 @@ def test_a_slave_that_finds_damage_while_it_answers_a_client_gives_its_copy_up()
     async def run() -> None:
         serve = Dispatch(cast(Node, node)).for_shard("Fetch", pb.FetchRequest, cast(ServeShard, fetch), reads=True)
         with pytest.raises(Refused, match="queue offset 41"):
-            await serve(pb.FetchRequest(topic="t", queue=0).SerializeToString(), None, cast(Answers, None))
+            await serve(pb.FetchRequest(topic="t", queue=0).SerializeToString(), cast(Call, call), cast(Answers, None))
 
     asyncio.run(run())
     assert failed == ["queue: the check of the unit at queue offset 41 differs"]

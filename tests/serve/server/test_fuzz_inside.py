@@ -18,7 +18,7 @@ import grpc
 import pytest
 from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.server.service import STREAMED
+from delaynode.server.operations import STREAMED
 from delayregistry.model import TopicSpec
 
 from tests.serve.support.client import METHODS

@@ -13,7 +13,7 @@ import grpc
 from delaynode import config as configuration
 from delaynode.node.node import Node
 from delaynode.server.grpc_edge import GrpcCallers, handlers
-from delaynode.server.service import SERVICE as NAME
+from delaynode.server.operations import SERVICE as NAME
 from delaynode.server.service import DelayService
 from delayregistry.model import (
     ClusterObject,

@@ -131,7 +131,7 @@ class Place:
         if size > self.disk_bytes:
             raise Refused("DISK_FULL", f"{size} bytes")
 
-    def find_host(self, topic: str, queue: int, call: Any) -> Any:
+    def find_host(self, method: str, request: Any, call: Any) -> Any:
         if not self.remote:
             return self
         if call.forwarded():

@@ -10,19 +10,26 @@ from pathlib import Path
 import grpc
 from delaylocal import LocalCluster, ports
 from delayregistry.model import TopicSpec
+from delayregistry.security import AuthorizationMode, SecuritySpec
+from delayregistry.sqlite import SqliteRegistry
 
 from tests.security.authority import Authority, Issued, Mount, write
 from tests.serve.support.client import OPTIONS, Client, wait_served
 
 NAME = "shared.messages.svc"
 CLUSTER = "spiffe://delaycluster/ns/messages/cluster/shared/role/"
+NOTHING_ASKED = SecuritySpec(AuthorizationMode.OFF)
 LISTENERS = {"tls": "tls,none", "tokens": "tls,token", "mtls": "tls,mtls"}
 
 
 class Secured:
-    """A cluster in `directory`. Its nodes have a listener `plain` beside these, and `peers` among themselves."""
+    """A cluster in `directory`. Its nodes have a listener `plain` beside these, and `peers` among themselves.
+    document: for security; without one they would wait for it."""
 
-    def __init__(self, directory: Path, peers: str, *options: str, nodes: int) -> None:
+    def __init__(
+        self, directory: Path, peers: str, *options: str, nodes: int, document: SecuritySpec = NOTHING_ASKED
+    ) -> None:
+        self.document = document
         self.ca, self.client_ca, self.peer_ca = Authority("server"), Authority("clients"), Authority("peers")
         self.server = Mount(directory / "server", self.ca.issue(NAME), self.ca.pem)
         self.clients = write(directory / "clients", None, self.client_ca.pem)
@@ -37,6 +44,10 @@ class Secured:
         more = {f"n{number}": self._node_options(at) for number, at in enumerate(self.ports)}
         command = (sys.executable, "-P", str(Path(__file__).with_name("secured_node.py")), json.dumps(more))
         topics = [TopicSpec("t", 3 * self._nodes)]
+        (self.directory / "own").mkdir()
+        registry = SqliteRegistry(self.directory / "own" / "registry.db", create=True)
+        registry.put_security(self.document, None)
+        registry.close()
         with LocalCluster(self.directory / "own", nodes=self._nodes, topics=topics, node_command=command) as running:
             for at, endpoint in zip(self.ports, running.endpoints, strict=True):
                 at["plain"] = int(endpoint.rpartition(":")[2])

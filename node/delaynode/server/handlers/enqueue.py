@@ -49,7 +49,7 @@ class EnqueueCalls:
 
     async def enqueue(self, data: Body, call: Call, answers: Answers) -> Body:
         view = _view(data)
-        found = self._dispatch.find_host(view.topic, view.queue, call)
+        found = self._dispatch.find_host("Enqueue", view, call)
         if len(view.relative):  # the answer has as many dues
             await answers.reserve(len(view.time))
         if isinstance(found, RemoteMaster):
@@ -128,7 +128,7 @@ class EnqueueCalls:
         """Take one request of a stream now; its answer, or its error as an answer, comes."""
         try:
             view = _view(data)
-            found = self._dispatch.find_host(view.topic, view.queue, call)
+            found = self._dispatch.find_host("EnqueueStream", view, call)
             if len(view.relative):  # the answer has as many dues
                 await answers.reserve(len(view.time))
             hold = await self._budget.acquire(call.peer(), len(data))  # a stream waits: that is its flow control

@@ -29,6 +29,7 @@ class NodeCalls:
     def _unary(self, method: str, kind: type[Message], serve: Any) -> Serve:
         async def handle(data: Body, call: Call, _: Answers) -> Body:
             request = parse(kind, data)
+            self._dispatch.check(method, call)
             endpoint = self._elsewhere(request.node, call)
             if endpoint:
                 return await self._dispatch.forwarder.call(endpoint, method, data, call.time_remaining())

@@ -112,7 +112,7 @@ class RowCalls:
         if self._closed:
             raise Refused("NOT_SERVING", "the node is stopping")
         # Before any line: what another node has passed on must not wait for what this one passes on to it.
-        found = self._dispatch.find_host(group.topic, group.queue, group)
+        found = self._dispatch.find_host("Enqueue", group, group)
         lines = self._lines.get((group.topic, group.queue), {})
         if WHOLE in lines:
             self._line_up(WHOLE, group)
@@ -209,7 +209,7 @@ class RowCalls:
 
     async def _serve(self, number: int, group: RowGroup) -> None:
         """Serve the group that is next in a line. Raises Refused, ForwardedError."""
-        found = self._dispatch.find_host(group.topic, group.queue, group)
+        found = self._dispatch.find_host("Enqueue", group, group)
         remote, others = isinstance(found, RemoteMaster), len(self._lines[group.topic, group.queue]) > 1
         if number == WHOLE and (remote or (others and not group.passed_on)):
             self._spread(group)

@@ -1,0 +1,136 @@
+"""A node in this process that asks its callers who they are, called without an edge: who calls is said to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from delaynode import config as configuration
+from delaynode.auth.identity import Identity
+from delaynode.listener_options import ListenerConfig
+from delaynode.node.node import Node
+from delaynode.server.edge import Methods
+from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
+from delaynode.server.replica_status import ReplicationService
+from delaynode.server.service import DelayService
+from delayregistry.model import TopicSpec, Version
+from delayregistry.security import SecurityObject, SecuritySpec, write_document
+
+from tests.serve.support.fuzz_inside import OneNode
+
+LISTENER = ListenerConfig("tokens", "127.0.0.1:1", "127.0.0.1:1", True, "token")
+
+
+class SecuredRegistry(OneNode):
+    """With a security document."""
+
+    def __init__(self, topics: tuple[TopicSpec, ...]) -> None:
+        super().__init__(topics)
+        self._document: SecurityObject | None = None
+
+    def put(self, document: SecuritySpec | str | None) -> None:
+        self._changes += 1
+        text = write_document(document) if isinstance(document, SecuritySpec) else document
+        self._document = None if text is None else SecurityObject(Version(str(self._changes)), text)
+
+    def read_security(self) -> SecurityObject | None:
+        return self._document
+
+
+class GivenCall:
+    """A call, or a stream of `messages`, of that caller."""
+
+    def __init__(self, who: Identity, *messages: bytes) -> None:
+        self._who, self._messages = who, list(messages)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def listener(self) -> str:
+        return LISTENER.name
+
+    def forwarded(self) -> bool:
+        return False
+
+    def identity(self) -> Identity:
+        return self._who
+
+    def time_remaining(self) -> float:
+        return 10.0
+
+    def on_done(self, done: Callable[[], None]) -> None:
+        pass
+
+    async def read(self) -> bytes | None:
+        return self._messages.pop(0) if self._messages else None
+
+
+class SecuredNode:
+    """events, audit: what was logged."""
+
+    def __init__(self, directory: Path, registry: SecuredRegistry) -> None:
+        args = ["--node-id", "n0", "--data", str(directory), "--registry", "sqlite:none", "--durability", "async"]
+        config = configuration.parse([*args, "--listen", "127.0.0.1:1", "--http", "127.0.0.1:2"])
+        self.registry = registry
+        self.events: list[dict[str, Any]] = []
+        self.audit: list[dict[str, Any]] = []
+        self.node = Node(
+            replace(config, listeners=(LISTENER,)),
+            registry,  # type: ignore[arg-type]
+            lambda event, **fields: self.events.append({"event": event, **fields}),
+            lambda event, **fields: self.audit.append({"event": event, **fields}),
+        )
+        self._service = DelayService(self.node)
+        self._methods: dict[str, Methods] = {
+            SERVICE: self._service.methods(),
+            REPLICATION_SERVICE: ReplicationService(self._service.dispatch).methods(),
+        }
+
+    async def start(self, *, ready: bool = True) -> None:
+        await self.node.read_cluster()
+        await self.node.prepare()
+        await self.node.start()
+        await until(lambda: bool(self.node.hosts()) and (not ready or self.node.not_ready() is None))
+
+    async def stop(self) -> None:
+        await self.node.stop()
+        self.node._lock.close()
+        await self._service.dispatch.forwarder.close()
+
+    async def call(self, method: str, request: Any, who: Identity, service: str = SERVICE) -> bytes:
+        """Raises what the node raises."""
+        methods, call = self._methods[service], GivenCall(who)
+        serve = {**methods.unary, **methods.batches, **methods.internal}[method]
+        answers = self.node.flow.answers(call)
+        try:
+            return await serve(request.SerializeToString(), call, answers)
+        finally:
+            answers.dropped()
+
+    async def stream(self, method: str, who: Identity, *requests: Any) -> list[bytes]:
+        call = GivenCall(who, *(one.SerializeToString() for one in requests))
+        return [body async for body in self._methods[SERVICE].streams[method](call)]
+
+
+async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110  # what it looks at tells nobody
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def secured(
+    directory: Path, document: SecuritySpec, topics: tuple[str, ...] = ("orders",)
+) -> AsyncIterator[SecuredNode]:
+    registry = SecuredRegistry(tuple(TopicSpec(name, 1) for name in topics))
+    registry.put(document)
+    node = SecuredNode(directory, registry)
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
