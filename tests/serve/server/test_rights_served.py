@@ -1,0 +1,125 @@
+"""Every call, by callers of every kind, at a running node through both edges: who may, and how others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+import pytest
+from delayapi.errors import error_info
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayclient.errors import NotAllowed, from_rpc
+from delaynode.server.operations import STREAMED
+from delayregistry.security import AuthorizationMode, SecuritySpec
+
+from tests.auth.test_operations import MAY, request_of
+from tests.serve.support.asking import DENIED, DOCUMENT, TOPIC, UNKNOWN, Asking, among, callers
+from tests.serve.support.client import poll
+from tests.serve.support.secured import Secured
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, edge: str) -> Iterator[Secured]:
+    directory = tmp_path_factory.mktemp("rights")
+    with Secured(directory, "permissive", nodes=1, document=DOCUMENT).run() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def who(secured: Secured) -> Iterator[dict[str, Asking]]:
+    with callers(secured) as found:
+        yield found
+
+
+def test_every_call_is_made_by_those_who_may_and_by_no_other(who: dict[str, Asking]) -> None:
+    for method, expected in MAY.items():
+        found = {name for name, caller in who.items() if caller.may(method)}
+        assert found == {name for name in who if among(name, expected)}, method
+
+
+def test_a_call_stream_asks_for_each_of_its_calls(who: dict[str, Asking]) -> None:
+    for name in ("consume", "cancel", "none", "super", "mail"):
+        calls = [pb.Call(id=number, method=method, request=request_of(method, TOPIC).SerializeToString(), wait_ms=9_000)
+                 for number, method in enumerate(STREAMED)]  # fmt: skip
+        bodies = who[name].stream("CallStream", pb.Calls(call=calls).SerializeToString())
+        answers = [one for body in bodies for one in pb.Answers.FromString(body).answer]
+        assert len(answers) == len(STREAMED)
+        let = {STREAMED[one.id] for one in answers if one.error.reason != "PERMISSION_DENIED"}
+        assert let == {method for method in STREAMED if among(name, MAY[method])}, name
+
+
+def test_a_refusal_says_who_what_and_why(who: dict[str, Asking]) -> None:
+    ended = who["consume"].ask("Enqueue")
+    assert ended is not None
+    assert ended.code() is DENIED
+    assert dict(error_info(ended).metadata) == {
+        "principal": "token:consume", "operation": "Produce", "resource": "topic 't'", "why": "NoRule",
+    }  # fmt: skip
+    error = from_rpc(ended)
+    assert type(error) is NotAllowed
+    sentence = "'token:consume' may not Produce on topic 't': none of its rules allows that"
+    assert str(error) == f"{sentence} (PERMISSION_DENIED)"
+    assert not error.retryable
+
+
+def test_answers_about_all_topics_leave_out_what_the_caller_may_not_see(who: dict[str, Asking]) -> None:
+    for name, caller in who.items():
+        told = {one.topic for one in pb.QueryRouteResponse.FromString(caller.unary("QueryRoute")).topics}
+        assert told == ({TOPIC} if among(name, MAY["QueryRoute"]) else set()), name
+
+
+def test_nobody_but_a_node_says_whose_call_it_is(who: dict[str, Asking]) -> None:
+    forged = (("x-delay-forwarded", "1"), ("x-delay-principal", "token:super"))
+    data = request_of("Enqueue", TOPIC).SerializeToString()
+    ends = {
+        "none": DENIED,
+        "stranger": DENIED,
+        "anonymous": DENIED,
+        "mail": DENIED,
+        "operator": UNKNOWN,
+        "rebalance": UNKNOWN,
+    }
+    for name, code in ends.items():
+        with pytest.raises(grpc.RpcError) as refused:
+            who[name].unary("Enqueue", data, forged)
+        assert refused.value.code() is code, name
+
+
+def test_a_right_is_given_and_taken_while_connections_last(secured: Secured, who: dict[str, Asking]) -> None:
+    registry = secured.running.registry
+    assert not who["none"].may("Enqueue")
+    version = registry.put_security(SecuritySpec(AuthorizationMode.OFF), registry.read_security().version)
+    try:
+        poll("all may", lambda: who["none"].may("Enqueue"))
+    finally:
+        registry.put_security(DOCUMENT, version)
+    poll("it may not", lambda: not who["none"].may("Enqueue"))
+
+
+def test_a_static_token_that_is_withdrawn_counts_no_more(secured: Secured, who: dict[str, Asking]) -> None:
+    registry = secured.running.registry
+    assert who["produce"].may("Enqueue")
+    left = replace(DOCUMENT, tokens=tuple(one for one in DOCUMENT.tokens if one.name != "produce"))
+    version = registry.put_security(left, registry.read_security().version)
+    try:
+        poll("it is refused", lambda: who["produce"].code("Enqueue") is UNKNOWN)
+    finally:
+        registry.put_security(DOCUMENT, version)
+    poll("it is taken again", lambda: who["produce"].code("Enqueue") is not UNKNOWN)
+
+
+def test_reflection_is_off_where_callers_are_asked(who: dict[str, Asking]) -> None:
+    for name in ("super", "operator", "mail"):
+        with pytest.raises(grpc.RpcError) as refused:
+            who[name].stream("ServerReflectionInfo", b"\x3a\x00", service="grpc.reflection.v1alpha.ServerReflection")
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED, name
+
+
+def test_refusals_are_in_the_audit_log(secured: Secured, who: dict[str, Asking]) -> None:
+    who["browse"].ask("Cancel")
+    found = secured.events("audit-refused")
+    assert all(line["log"] == "audit" for line in found)
+    assert ("token:browse", "Cancel", "topic 't'", "NoRule") in [
+        (line["principal"], line["operation"], line["resource"], line["why"]) for line in found
+    ]
