@@ -76,6 +76,7 @@ class NodeState:
     oldest_write_seconds: float = 0.0
     orphan_copies: int = 0
     orphan_bytes: int = 0
+    security_bad: bool = False  # the security document can't be followed
 
 
 @dataclass(slots=True)
@@ -177,6 +178,7 @@ class NodeCollector(Collector):
             ("delay_shards_stopped", "Copies that can't be used", s.stopped_shards),
             ("delay_orphan_copies", "Copies on the disk that no shard of the registry has", s.orphan_copies),
             ("delay_orphan_bytes", "Bytes of these copies", s.orphan_bytes),
+            ("delay_security_document_bad", "1: it can't be followed, and the one before is in force", s.security_bad),
             ("delay_connections", "Client connections", self.flow.connections),
             ("delay_waiting_requests", "Requests that wait for room in the node's memory", self.flow.waiting),
         ]

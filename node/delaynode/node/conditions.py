@@ -36,7 +36,8 @@ def state(node: Node) -> NodeState:
     oldest = node.oldest_write_seconds()
     orphans, orphan_bytes = node.orphans()
     return NodeState(
-        node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest, orphans, orphan_bytes
+        node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest, orphans, orphan_bytes,
+        bool(node.security.document.problem),
     )  # fmt: skip
 
 
