@@ -21,8 +21,11 @@ Options = tuple[tuple[str, Any], ...]
 class Connection:
     """One channel. `calls`: in progress, counted by who makes them."""
 
-    def __init__(self, address: str, options: Options) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=options)
+    def __init__(self, address: str, options: Options, credentials: grpc.ChannelCredentials | None) -> None:
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=options)
         self.calls = 0
         self._methods: dict[str, Any] = {}
 
@@ -39,13 +42,13 @@ class Connection:
 
 
 class Connections:
-    """Owned by the event loop. Connects at first use."""
+    """Owned by the event loop. Connects at first use. credentials: of TLS; None: plain text."""
 
-    def __init__(self, address: str, options: Options) -> None:
-        self._address = address
+    def __init__(self, address: str, options: Options, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._address, self._credentials = address, credentials
         # Channels with the same address and options would share one connection without it.
         self._options: Options = (*options, ("grpc.use_local_subchannel_pool", 1))
-        self._all = [Connection(address, self._options)]
+        self._all = [Connection(address, self._options, credentials)]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -55,7 +58,7 @@ class Connections:
         for connection in self._all:
             if connection.calls < CALLS_PER_CONNECTION:
                 return connection
-        connection = Connection(self._address, self._options)
+        connection = Connection(self._address, self._options, self._credentials)
         self._all.append(connection)
         return connection
 

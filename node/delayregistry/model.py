@@ -282,6 +282,12 @@ class ShardObject:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerEndpoint:
+    name: str
+    endpoint: str  # host:port
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLease:
     """A node's sign of life. A watcher compares `renewals` with what it saw before, on its own clock."""
 
@@ -295,6 +301,11 @@ class NodeLease:
     zone: str = ""  # what may fail with its machine: a room, a cloud's availability zone; empty: not known
     formats: VersionRange | None = None  # storage formats that it reads; None, of both: a release that says nothing
     wire: VersionRange | None = None  # versions in which it talks to other nodes
+    listeners: tuple[ListenerEndpoint, ...] = ()  # for gRPC; none: the one at `endpoint` alone
+
+    def endpoint_of(self, listener: str) -> str:
+        """Where the node's listener of that name is; empty: it has none of that name."""
+        return next((one.endpoint for one in self.listeners if one.name == listener), "")
 
 
 def shard_name(topic: str, queue: int) -> str:

@@ -18,6 +18,7 @@ from delayregistry.model import (
     Delivery,
     Durability,
     Handover,
+    ListenerEndpoint,
     NodeLease,
     ShardSpec,
     ShardStatus,
@@ -118,6 +119,7 @@ leases = drawn(
     zone=text,
     formats=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
     wire=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
+    listeners=st.lists(st.builds(ListenerEndpoint, text, text), max_size=3).map(tuple),
 )
 
 

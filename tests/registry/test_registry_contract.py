@@ -11,6 +11,7 @@ from delayregistry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
+    ListenerEndpoint,
     NodeLease,
     ShardSpec,
     ShardStatus,
@@ -190,6 +191,8 @@ def test_leases_are_replaced_by_node(registry: Openable) -> None:
 
 def test_a_lease_keeps_all_that_it_says(registry: Openable) -> None:
     lease = NodeLease("n1", "a", "host:1", "host:2", 7, peer="host:3", stopping=True, zone="east")
+    listeners = (ListenerEndpoint("plain", "host:1"), ListenerEndpoint("tls", "[fd00::1]:7071"))
+    lease = replace(lease, listeners=listeners)
     registry.renew_lease(lease)
     assert registry.list_leases() == (lease,)
 

@@ -15,7 +15,15 @@ from delayoperator.control_loop.liveness import LeaseWatch
 from delayoperator.kube.shards import REFRESH_MS
 from delayoperator.plan import Liveness
 from delayregistry.kube import KubeRegistry
-from delayregistry.model import MIN_LEASE_SECONDS, ClusterSpec, NodeLease, ShardSpec, VersionRange, renewal_s
+from delayregistry.model import (
+    MIN_LEASE_SECONDS,
+    ClusterSpec,
+    ListenerEndpoint,
+    NodeLease,
+    ShardSpec,
+    VersionRange,
+    renewal_s,
+)
 from delayregistry.port import RegistryUnavailable
 
 from tests.kube.desired import WritingRegistry
@@ -70,6 +78,20 @@ def test_a_renewed_lease_is_one_of_kubernetes_too(
         "pod-uid": "pod-1",
     }
     assert operator.list_leases() == (replace(LEASE, stopping=True),)
+
+
+def test_a_lease_says_where_each_listener_of_its_own_process_is(
+    world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
+) -> None:
+    listeners = (ListenerEndpoint("plain", "10.0.0.1:7070"), ListenerEndpoint("tls", "[fd::1]:7071"))
+    lease = replace(LEASE, listeners=listeners)
+    node.renew_lease(lease)
+    annotations = world.server.get("leases", "c.n0")["metadata"]["annotations"]
+    assert annotations["delaycluster.io/listeners"] == "plain=10.0.0.1:7070 tls=[fd::1]:7071, of a"
+    assert operator.list_leases() == (lease,)
+    later = replace(LEASE, incarnation="b")  # of one that has none, or knows of none
+    node.renew_lease(later)
+    assert operator.list_leases() == (later,)
 
 
 def test_a_lease_of_before_there_were_zones_is_read_and_a_process_in_none_takes_its_predecessors_back(

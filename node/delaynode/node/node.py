@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import delayregistry
-from delayregistry.model import Durability, NodeLease, ShardObject, ShardSpec, VersionRange
+from delayregistry.model import Durability, ListenerEndpoint, NodeLease, ShardObject, ShardSpec, VersionRange
 from delayregistry.port import Registry, RegistryError
 from delayregistry.security import SecurityObject
 
@@ -85,7 +85,9 @@ class Node:
         self.clock = self._clock.clock
         self._conditions = ConditionLog(log)
         self.disk = DiskSpace(config.data, self._disk_reserve, self._unwritten_bytes)
-        self.routes = Routes()
+        self.routes = Routes(config.security.peers)
+        one = len(config.listeners) == 1  # at the lease's `endpoint`
+        self._listeners = () if one else tuple(ListenerEndpoint(it.name, it.advertise) for it in config.listeners)
         followed = self._take_security if self.security.followed else None
         self.membership = Membership(registry, self.routes, self, log, followed)
         self.stopping = False
@@ -279,6 +281,7 @@ class Node:
         return NodeLease(
             config.node, self.incarnation, config.advertise, config.advertise_http, renewals,
             peer=self.peering.address, stopping=self.stopping, zone=config.zone, formats=FORMATS, wire=WIRE,
+            listeners=self._listeners,
         )  # fmt: skip
 
     def leases_read(self) -> None:

@@ -8,22 +8,38 @@ from dataclasses import dataclass
 
 from delayregistry.model import ClusterSpec, Delivery, NodeLease, ShardObject, TopicType
 
+from delaynode.listener_options import DIALS_TLS, INTERNAL, PLAIN
 from delaynode.store.errors import Refused
 from delaynode.store.queue import rate_limit
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteNode:
+    """endpoint: where this node passes calls on to it. by_tls: that is its listener for the cluster's own."""
+
+    endpoint: str
+    by_tls: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteMaster:
     """The shard's master is another node."""
 
-    endpoint: str
+    node: RemoteNode
     epoch: int
 
 
-class Routes:
-    """Owned by the event loop."""
+def endpoint_for(lease: NodeLease, listener: str) -> str:
+    """Where a client goes on that has come by this listener. Empty: that node has none like it; one that does not say
+    which it has, has one for everybody."""
+    return lease.endpoint_of(listener) or (lease.endpoint if listener == PLAIN and not lease.listeners else "")
 
-    def __init__(self) -> None:
+
+class Routes:
+    """Owned by the event loop. peers: how nodes talk to each other, one of listener_options.PEERS."""
+
+    def __init__(self, peers: str = "off") -> None:
+        self._peers = peers
         self.cluster: ClusterSpec | None = None
         self.objects: dict[tuple[str, int], ShardObject] = {}
         self.leases: dict[str, NodeLease] = {}
@@ -42,8 +58,25 @@ class Routes:
             raise Refused("UNKNOWN_QUEUE", f"topic {topic!r} has queues 0 to {count - 1}, asked for {queue}")
         return shard
 
-    def endpoint(self, shard: ShardObject) -> str:
-        """The gRPC address of the shard's serving master; empty while there is none."""
+    def endpoint(self, shard: ShardObject, listener: str = PLAIN) -> str:
+        """The address of that listener of the shard's serving master; empty while there is none."""
+        lease = self._serving(shard)
+        return "" if lease is None else endpoint_for(lease, listener)
+
+    def remote(self, shard: ShardObject) -> RemoteNode | None:
+        """The shard's serving master; None while there is none. Raises Refused."""
+        lease = self._serving(shard)
+        return None if lease is None else self.reach(lease)
+
+    def reach(self, lease: NodeLease) -> RemoteNode:
+        """How this node passes calls on to that one. Raises Refused."""
+        internal = lease.endpoint_of(INTERNAL) if self._peers in DIALS_TLS else ""
+        if not internal and self._peers == "required":
+            raise Refused("NOT_SERVING", f"node {lease.node} has no listener for nodes, and this one asks for TLS")
+        return RemoteNode(internal or lease.endpoint, bool(internal))
+
+    def _serving(self, shard: ShardObject) -> NodeLease | None:
+        """The lease of its serving master."""
         spec, status = shard.spec, shard.status
         lease = self.leases.get(spec.master) if spec.master else None
         if (
@@ -52,20 +85,22 @@ class Routes:
             or status.serving_epoch != spec.epoch
             or status.incarnation != lease.incarnation
         ):
-            return ""
-        return lease.endpoint
+            return None
+        return lease
 
     def stopping(self, node: str) -> bool:
         """Whether that node has said that its process is about to end."""
         lease = self.leases.get(node)
         return lease is not None and lease.stopping
 
-    def readable(self, shard: ShardObject) -> list[str]:
-        """The gRPC addresses where Fetch may be answered, the master's among them; none where only masters deliver."""
+    def readable(self, shard: ShardObject, listener: str = PLAIN) -> list[str]:
+        """The addresses of that listener where Fetch may be answered, the master's among them; none where only masters
+        deliver."""
         if not self.slaves_deliver:
             return []
         leases = (self.leases.get(node) for node in shard.spec.replicas)
-        return [lease.endpoint for lease in leases if lease is not None]
+        found = (endpoint_for(lease, listener) for lease in leases if lease is not None)
+        return [endpoint for endpoint in found if endpoint]
 
     def topics(self) -> list[str]:
         """The topics whose queues have all been made. Raises Refused as queues() does."""

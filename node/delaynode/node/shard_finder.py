@@ -32,12 +32,12 @@ class ShardFinder:
         if replica is not None and ours and (why := replica.unusable_reason()) is not None:
             reason = "NOT_SERVING" if len(shard.spec.replicas) > 1 else "SHARD_DAMAGED"
             raise Refused(reason, f"shard {shard.name} can't be served: {why}")
-        endpoint = self._routes.endpoint(shard)
-        if not endpoint or ours:
+        remote = self._routes.remote(shard)
+        if remote is None or ours:
             raise Refused(
                 "NOT_SERVING", f"shard {shard.name} has no serving master at the moment", epoch=shard.spec.epoch
             )
-        return RemoteMaster(endpoint, shard.spec.epoch)
+        return RemoteMaster(remote, shard.spec.epoch)
 
     def find_readable(self, topic: str, queue: int) -> ShardHost | SlaveHost | RemoteMaster:
         """The same as find(), for Fetch: with `MasterAndSlave` an in-sync slave here will do. Raises Refused."""

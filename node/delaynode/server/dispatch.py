@@ -36,7 +36,7 @@ class Dispatch:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.forwarder = Forwarder()
+        self.forwarder = Forwarder(node.certificates)
         self.flow = node.flow
 
     def for_shard(self, method: str, request_type: type[Message], serve: ServeShard, *, reads: bool = False) -> Serve:
@@ -49,7 +49,7 @@ class Dispatch:
             request: Any = parse(request_type, data)
             found = self.find_host(method, request, call, reads=reads)
             if isinstance(found, RemoteMaster):
-                body = await self.forwarder.call(found.endpoint, method, data, call.time_remaining())
+                body = await self.forwarder.call(found.node, method, data, call.time_remaining(), call.identity())
                 await answers.reserve(len(body))
                 return body
             try:
@@ -87,8 +87,8 @@ class Dispatch:
         if isinstance(found, RemoteMaster) and call.forwarded():
             raise Refused(
                 "NOT_MASTER",
-                f"shard {topic}-{queue} is served by {found.endpoint}",
-                endpoint=found.endpoint,
+                f"shard {topic}-{queue} is served by {found.node.endpoint}",
+                endpoint=found.node.endpoint,
                 epoch=found.epoch,
             )
         return found

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import grpc
+from delayapi.certificates import Certificates
 from delayapi.connections import Connections
 from delayapi.errors import DETAILS_KEY, error_info
 from delayapi.proto.delay.v1 import delay_pb2
 
+from delaynode.auth.identity import PRINCIPAL, Identity
+from delaynode.node.routes import RemoteNode
+from delaynode.node_certificates import PEER, NodeCertificates
 from delaynode.server.rpc import Status, status_of
 from delaynode.store.errors import Refused
 
@@ -51,44 +56,92 @@ class ForwardedError(Exception):
 
 @dataclass(slots=True)
 class ForwardLink:
+    """own: the certificates that it was made with; None: it has no TLS."""
+
     connections: Connections
+    own: Certificates | None
     calls: int = 0
     used: float = 0.0  # time.monotonic() at the end of the last call
 
 
 class Forwarder:
-    """Keeps connections to each other node that is called."""
+    """Keeps connections to each other node that is called. Those by TLS show this node's peer certificate, and are made
+    anew when it, or the CA, was replaced."""
 
-    def __init__(self) -> None:
-        self._links: dict[str, ForwardLink] = {}
+    def __init__(self, certificates: NodeCertificates) -> None:
+        self._certificates = certificates
+        self._links: dict[RemoteNode, ForwardLink] = {}
+        self._replaced: list[ForwardLink] = []
+        self._look_for_unused = False
 
-    async def call(self, endpoint: str, method: str, data: bytes, seconds: float | None) -> bytes:
-        """Raises Passed."""
-        link = self._links.get(endpoint)
-        if link is None:
-            await self._close_unused()
-            link = self._links.setdefault(endpoint, ForwardLink(Connections(endpoint, OPTIONS)))
-        connection = link.connections.pick()
-        connection.calls += 1
+    async def call(self, node: RemoteNode, method: str, data: bytes, seconds: float | None, caller: Identity) -> bytes:
+        """Raises ForwardedError, Refused."""
+        metadata = [(FORWARDED, "1")]
+        if node.by_tls:  # in plain text it would be anybody's word
+            metadata.append((PRINCIPAL, quote(caller.principal, safe=":/#@")))
+        link = self._link(node)
         link.calls += 1
         try:
-            send = connection.unary(f"/delay.v1.DelayService/{method}")
-            answer: bytes = await send(data, metadata=((FORWARDED, "1"),), timeout=seconds)
-            return answer
-        except grpc.aio.AioRpcError as error:
-            raise ForwardedError(error) from error
+            await self._close_unused()
+            connection = link.connections.pick()
+            connection.calls += 1
+            try:
+                send = connection.unary(f"/delay.v1.DelayService/{method}")
+                answer: bytes = await send(data, metadata=metadata, timeout=seconds)
+                return answer
+            except grpc.aio.AioRpcError as error:
+                raise ForwardedError(error) from error
+            finally:
+                connection.calls -= 1
         finally:
-            connection.calls -= 1
             link.calls -= 1
             link.used = time.monotonic()
 
+    def _link(self, node: RemoteNode) -> ForwardLink:
+        own = self._own() if node.by_tls else None
+        link = self._links.get(node)
+        if link is None or link.own is not own:
+            made = ForwardLink(_connections(node, own), own)
+            if link is not None:
+                self._replaced.append(link)
+            link = self._links[node] = made
+            self._look_for_unused = True
+        return link
+
+    def _own(self) -> Certificates:
+        """Raises Refused."""
+        own = self._certificates.current(PEER)
+        if own is None:
+            problem = self._certificates.problems().get(PEER, "it has none")
+            raise Refused("NOT_SERVING", f"this node has no certificate to call others with: {problem}")
+        return own
+
     async def _close_unused(self) -> None:
-        """Only looked for when a node is called for the first time: otherwise there are not more of them."""
+        """Only looked for when a link is new, or one was replaced: otherwise there are not more of them."""
+        if not self._look_for_unused:
+            return
+        self._look_for_unused = False
         limit = time.monotonic() - UNUSED_SECONDS
-        unused = [endpoint for endpoint, link in self._links.items() if not link.calls and link.used < limit]
-        for link in [self._links.pop(endpoint) for endpoint in unused]:
+        unused = [node for node, link in self._links.items() if not link.calls and link.used < limit]
+        ended = [self._links.pop(node) for node in unused] + [link for link in self._replaced if not link.calls]
+        self._replaced = [link for link in self._replaced if link.calls]
+        self._look_for_unused = bool(self._replaced)
+        for link in ended:
             await link.connections.close()
 
     async def close(self) -> None:
-        for link in self._links.values():
+        for link in (*self._links.values(), *self._replaced):
             await link.connections.close()
+
+
+def _connections(node: RemoteNode, own: Certificates | None) -> Connections:
+    """Nodes are dialled by their IP addresses, which certificates do not name: that a node is one of this cluster is
+    shown by the first DNS name of this one's certificate, which all of them have."""
+    if own is None:
+        return Connections(node.endpoint, OPTIONS)
+    name = next((name.removeprefix("dns:") for name in own.names if name.startswith("dns:")), "")
+    if not name:
+        raise Refused("NOT_SERVING", "this node's certificate has no DNS name, by which nodes know each other")
+    credentials = grpc.ssl_channel_credentials(own.roots_pem or None, own.key_pem, own.chain_pem)
+    named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+    return Connections(node.endpoint, (*OPTIONS, *named), credentials)

@@ -73,7 +73,7 @@ class DelayService:
             found = self.dispatch.find_host("GetWheel", request, call)
             if isinstance(found, RemoteMaster):
                 forwarder = self.dispatch.forwarder
-                return await forwarder.call(found.endpoint, "GetWheel", data, call.time_remaining())
+                return await forwarder.call(found.node, "GetWheel", data, call.time_remaining(), call.identity())
             hosts = [found]
         else:
             hosts = [host for host in self.node.hosts() if self.dispatch.allows("GetWheel", call, host.topic)]
@@ -117,10 +117,11 @@ class DelayService:
         else:
             names = [name for name in self.node.routes.topics() if self.dispatch.allows("QueryRoute", call, name)]
         for name in names:
-            answer.topics.append(self._route(name, self.node.routes.queues(name)))
+            answer.topics.append(self._route(name, self.node.routes.queues(name), call.listener()))
         return answer.SerializeToString()
 
-    def _route(self, name: str, shards: list[Any]) -> pb.TopicRoute:
+    def _route(self, name: str, shards: list[Any], listener: str) -> pb.TopicRoute:
+        """listener: that the client has come by, and comes by to other nodes."""
         cluster = self.node.routes.cluster
         topic = cluster.topic(name) if cluster else None
         horizon_ms = (cluster.horizon_days if cluster else 40) * DAY_MS
@@ -130,9 +131,9 @@ class DelayService:
             max_attempts=topic.max_attempts if topic else 16,
         )
         for shard in shards:
-            endpoint = self.node.routes.endpoint(shard)
+            endpoint = self.node.routes.endpoint(shard, listener)
             route.queues.add(
                 queue=shard.spec.queue, uid=shard.spec.uid, epoch=shard.status.serving_epoch if shard.status else 0,
-                node=shard.spec.master or "", endpoint=endpoint, readable=self.node.routes.readable(shard),
+                node=shard.spec.master or "", endpoint=endpoint, readable=self.node.routes.readable(shard, listener),
             )  # fmt: skip
         return route

@@ -28,6 +28,7 @@ from delayregistry.model import (
     ClusterSpec,
     Condition,
     ConditionType,
+    ListenerEndpoint,
     NodeLease,
     ShardObject,
     ShardSpec,
@@ -140,9 +141,11 @@ def read_lease(names: Names, obj: Json) -> NodeLease | None:
     texts = {field: str(said.get(PREFIX + field, "")) for field in ("endpoint", "http", "peer", "zone")}
     stopping = said.get(PREFIX + "stopping") == "true"
     formats, wire = _versions(str(said.get(PREFIX + "versions", "")), str(incarnation))
+    listeners = _listeners(str(said.get(PREFIX + "listeners", "")), str(incarnation))
     return NodeLease(
-        node, str(incarnation), renewals=int(renewals), stopping=stopping, formats=formats, wire=wire, **texts
-    )
+        node, str(incarnation), renewals=int(renewals), stopping=stopping, formats=formats, wire=wire,
+        listeners=listeners, **texts,
+    )  # fmt: skip
 
 
 _VERSIONS = re.compile(r"formats ([0-9]{1,6})-([0-9]{1,6}), wire ([0-9]{1,6})-([0-9]{1,6}), of ([^ ,]+)")
@@ -165,6 +168,19 @@ def _versions_text(lease: NodeLease) -> str:
     return f"formats {formats}, wire {wire}, of {lease.incarnation}"
 
 
+def _listeners(text: str, incarnation: str) -> tuple[ListenerEndpoint, ...]:
+    """`NAME=HOST:PORT ..., of INCARNATION`; of another process: none, as in _versions()."""
+    said, _, of = text.partition(", of ")
+    if of != incarnation:
+        return ()
+    pairs = (one.partition("=") for one in said.split())
+    return tuple(ListenerEndpoint(name, endpoint) for name, _, endpoint in pairs if endpoint)
+
+
+def _listeners_text(lease: NodeLease) -> str:
+    return f"{' '.join(f'{one.name}={one.endpoint}' for one in lease.listeners)}, of {lease.incarnation}"
+
+
 def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> Json:
     """seconds: how long it holds. That, pod_uid and wall_ms are for people: observers watch `renewals`."""
     said = {
@@ -177,6 +193,8 @@ def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> J
         "versions": _versions_text(lease),
         "pod-uid": pod_uid,
     }
+    if lease.listeners:
+        said["listeners"] = _listeners_text(lease)
     annotations = {PREFIX + field: value for field, value in said.items()}
     spec = {"holderIdentity": lease.incarnation, "leaseDurationSeconds": seconds, "renewTime": _time(wall_ms, 6)}
     return {"metadata": {"annotations": annotations}, "spec": spec}

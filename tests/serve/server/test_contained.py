@@ -56,7 +56,8 @@ def test_a_slave_that_finds_damage_while_it_answers_a_client_gives_its_copy_up()
     failed: list[str] = []
     copy = SimpleNamespace(fail=lambda why, error: failed.append(why))  # as find_readable() gives it, a SlaveHost
     finder = SimpleNamespace(find_readable=lambda topic, queue: copy, find=lambda topic, queue: None)
-    node = SimpleNamespace(flow=None, finder=finder, security=SimpleNamespace(rights=Rights(closed=False)))
+    security = SimpleNamespace(rights=Rights(closed=False))
+    node = SimpleNamespace(flow=None, finder=finder, certificates=None, security=security)
     call = SimpleNamespace(identity=lambda: ANONYMOUS)
 
     async def fetch(request: object, place: object, answers: object) -> pb.MessageBatch:

@@ -148,10 +148,10 @@ def test_a_slow_request_elsewhere_keeps_no_other_producers_waiting(tmp_path: Pat
         place.remote = True
         release, real = asyncio.Event(), place._call_other
 
-        async def slow(endpoint: str, method: str, data: bytes, seconds: float) -> bytes:
+        async def slow(node: Any, method: str, data: bytes, seconds: float, caller: Any) -> bytes:
             if pb.EnqueueRequest.FromString(data).producer_id == 1:
                 await release.wait()
-            return await real(endpoint, method, data, seconds)
+            return await real(node, method, data, seconds, caller)
 
         place._call_other = slow  # type: ignore[method-assign]
         slow_one = take(rows, ask(producer=1))
@@ -243,9 +243,9 @@ def test_a_request_is_passed_on_for_as_long_as_its_client_waits(tmp_path: Path) 
     async def claim(place: Place, rows: RowCalls) -> None:
         place.remote, seconds, real = True, [], place._call_other
 
-        async def noted(endpoint: str, method: str, data: bytes, until: float) -> bytes:
+        async def noted(node: Any, method: str, data: bytes, until: float, caller: Any) -> bytes:
             seconds.append(until)
-            return await real(endpoint, method, data, until)
+            return await real(node, method, data, until, caller)
 
         place._call_other = noted  # type: ignore[method-assign]
         now = int(time.monotonic() * 1_000)

@@ -13,9 +13,9 @@ import grpc
 import numpy as np
 from delayapi.errors import DETAILS_KEY
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delaynode.auth.identity import ANONYMOUS
+from delaynode.auth.identity import ANONYMOUS, Identity
 from delaynode.limits.budget import Answers, Budget
-from delaynode.node.routes import RemoteMaster
+from delaynode.node.routes import RemoteMaster, RemoteNode
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.edge import Call
@@ -136,13 +136,13 @@ class Place:
             return self
         if call.forwarded():
             raise Refused("NOT_MASTER", "another is")
-        return RemoteMaster("other", 1)
+        return RemoteMaster(RemoteNode("other", False), 1)
 
     @property
     def forwarder(self) -> Any:
         return SimpleNamespace(call=self._call_other)
 
-    async def _call_other(self, endpoint: str, method: str, data: bytes, seconds: float) -> bytes:
+    async def _call_other(self, node: Any, method: str, data: bytes, seconds: float, caller: Identity) -> bytes:
         """The node that is the master, whose shard is the same."""
         self.forwarding += 1
         other = copy(self)

@@ -54,7 +54,7 @@ class EnqueueCalls:
             await answers.reserve(len(view.time))
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
-            return await forwarder.call(found.endpoint, "Enqueue", data, call.time_remaining())
+            return await forwarder.call(found.node, "Enqueue", data, call.time_remaining(), call.identity())
         taken = await self._take(found, view, len(data))
         del data, view  # a frame may have a copy; it is not to be in memory twice until it is committed
         return await self._answer_stored(taken)
@@ -135,7 +135,7 @@ class EnqueueCalls:
             try:
                 if isinstance(found, RemoteMaster):  # one after the other: the order within a producer must stay
                     forwarder = self._dispatch.forwarder
-                    body = await forwarder.call(found.endpoint, "Enqueue", data, FORWARD_SECONDS)
+                    body = await forwarder.call(found.node, "Enqueue", data, FORWARD_SECONDS, call.identity())
                     self._budget.release(hold)
                     return _ready(body)
                 taken = await self._take(found, view, len(data))

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from delaynode.limits.budget import Answers
 from delaynode.node.conditions import conditions, state
 from delaynode.node.node import Node
+from delaynode.node.routes import RemoteNode
 from delaynode.server.dispatch import Dispatch, parse
 from delaynode.server.edge import Body, Call, Serve
 from delaynode.store.errors import Refused
@@ -30,23 +31,24 @@ class NodeCalls:
         async def handle(data: Body, call: Call, _: Answers) -> Body:
             request = parse(kind, data)
             self._dispatch.check(method, call)
-            endpoint = self._elsewhere(request.node, call)
-            if endpoint:
-                return await self._dispatch.forwarder.call(endpoint, method, data, call.time_remaining())
+            node = self._elsewhere(request.node, call)
+            if node is not None:
+                forwarder = self._dispatch.forwarder
+                return await forwarder.call(node, method, data, call.time_remaining(), call.identity())
             answer: bytes = (await serve(request)).SerializeToString()
             return answer
 
         return handle
 
-    def _elsewhere(self, name: str, call: Call) -> str:
-        """The address of the node of that name; empty when it is this one. Raises Refused."""
+    def _elsewhere(self, name: str, call: Call) -> RemoteNode | None:
+        """The node of that name; None when it is this one. Raises Refused."""
         own = self._node.config.node
         if name in ("", own):
-            return ""
+            return None
         lease = self._node.routes.leases.get(name)
         if lease is None or call.forwarded():
             raise Refused("UNKNOWN_NODE", f"node {own} knows no node {name!r}")
-        return lease.endpoint
+        return self._node.routes.reach(lease)
 
     async def _describe(self, _: pb.DescribeNodeRequest) -> pb.NodeState:
         node = self._node

@@ -225,7 +225,7 @@ class RowCalls:
         deadline_ms, seconds = int(one.deadline_ms[0]), FORWARD_SECONDS
         if deadline_ms >= 0:
             seconds = min(seconds, deadline_ms / 1_000 - time.monotonic())
-        body = await self._dispatch.forwarder.call(found.endpoint, "Enqueue", _request(one), seconds)
+        body = await self._dispatch.forwarder.call(found.node, "Enqueue", _request(one), seconds, one.caller)
         answer = pb.EnqueueResponse.FromString(body)
         due = np.frombuffer(answer.due, "<i8") if answer.due else None
         one.answers.stored(0, 1, answer.uid, Appended(answer.first_seq, answer.count, due, 0, answer.duplicate))
