@@ -21,6 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from delayapi.credentials import Tls as Tls
+
     from delayclient.admin.admin import Admin as Admin
     from delayclient.consumer.consumer import Consumer as Consumer
     from delayclient.consumer.reader import Reader as Reader
@@ -47,6 +49,7 @@ _HOME = {
     "ReceivedBatch": "consumer.received",
     "ReceivedMessage": "consumer.received",
     "SendResult": "producer.results",
+    "Tls": "delayapi.credentials",
 }
 
 __all__ = list(_HOME)
@@ -54,5 +57,6 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"delayclient.{_HOME[name]}"), name)
+        home = _HOME[name]
+        return getattr(import_module(home if home.startswith("delayapi.") else f"delayclient.{home}"), name)
     raise AttributeError(f"module 'delayclient' has no attribute {name!r}")

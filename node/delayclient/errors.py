@@ -115,6 +115,24 @@ class Unreachable(Unavailable):
     """No node could be reached."""
 
 
+class TlsFailed(Unreachable):
+    """No node could be reached, and TLS is the reason: the message says what is wrong, and `reason` which case it is
+    (docs/errors.md). Waiting does not help.
+    """
+
+    retryable = False
+    in_doubt = False
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message, code="UNAVAILABLE", reason=reason)
+
+
+class TokenExpired(NotAuthenticated):
+    """A token that was taken before is not any more: it may have expired, and its file may have a newer one."""
+
+    retryable = True
+
+
 class SendTimeout(DelayError):
     """The node did not acknowledge it within the producer's timeout. `maybe_stored`: it was sent and may have been
     stored.

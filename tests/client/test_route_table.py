@@ -56,7 +56,10 @@ def test_a_slow_answer_of_before_the_failover_keeps_nobody_from_the_new_master_f
             await asyncio.sleep(0.5 if len(asked) == 1 else 0)
             return answer((7, len(asked), f"m{len(asked)}:1"))
 
-        table = RouteTable(("a:1",), query_node, lambda endpoint: False, lambda endpoint: None)
+        async def explain(endpoint: str) -> None:
+            return None
+
+        table = RouteTable(("a:1",), query_node, lambda endpoint: False, lambda endpoint: None, explain)
         await table.refresh("t")
         answered = time.monotonic()
         while table.at("t", 0) == QueueRoute(0, 7, 1, "", "m1:1"):

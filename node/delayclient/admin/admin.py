@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import numpy as np
 from delayapi.codec import decode_message_batch
@@ -31,6 +31,7 @@ from delayclient.admin.views import (
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable
 from delayclient.handle import Handle
+from delayclient.routing.access import Access
 from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, ClusterUser, TopicRoute
 
 _MAX_MS: Final = (1 << 63) - 1
@@ -43,10 +44,14 @@ class Admin(ClusterUser):
     """Administration over one cluster. An async context manager; belongs to one event loop."""
 
     def __init__(
-        self, endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT, *, timeout: int | str = "30s"
+        self,
+        endpoint: str | Iterable[str] | Cluster = DEFAULT_ENDPOINT,
+        *,
+        timeout: int | str = "30s",
+        **access: Unpack[Access],
     ) -> None:
         """`timeout` bounds each call, its retries included; it should outlast a failover, some 5 s."""
-        super().__init__(endpoint)
+        super().__init__(endpoint, **access)
         self._timeout_s = duration_ms(timeout) / 1000
 
     async def route(self, topic: str) -> TopicRoute:

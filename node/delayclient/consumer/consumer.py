@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from delayapi.codec import decode_message_batch
 from delayapi.durations import duration_ms
@@ -24,6 +24,7 @@ from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, Unavailable
+from delayclient.routing.access import Access
 from delayclient.routing.exchange import Exchange
 from delayclient.routing.routing import Cluster, ClusterUser, TopicRoute, backoff_s
 
@@ -56,13 +57,14 @@ class Consumer(ClusterUser):
         auto_ack: bool = False,
         from_end: bool = False,
         prefetch: int = 65_536,
+        **access: Unpack[Access],
     ) -> None:
         """`tags`: the group's filter, the same for all its consumers. `invisible`: how long a message stays this one's.
 
         `auto_ack`: a message is acknowledged when the next one is asked for. `from_end`: a new group starts with what
         is released from now on. `prefetch`: how many messages are held at most; a slow consumer holds fewer by itself.
         """
-        super().__init__(endpoint)
+        super().__init__(endpoint, **access)
         self.topic = topic
         self.group = group
         self._invisible_ms = duration_ms(invisible)

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Final
+from typing import Final, Unpack
 
 import numpy as np
 from delayapi.codec import MessageBatchView, decode_message_batch
@@ -22,6 +22,7 @@ from delayapi.wirefields import WireError
 
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable
+from delayclient.routing.access import Access
 from delayclient.routing.routing import Cluster, ClusterUser, backoff_s
 
 _ANSWER_S: Final = 2.0
@@ -47,13 +48,14 @@ class Reader(ClusterUser):
         max_staleness: int | str | timedelta = "2s",
         follow: bool = True,
         timeout: int | str | timedelta = "30s",
+        **access: Unpack[Access],
     ) -> None:
         """`offset`: of the first message. `follow`: at the queue's end the iteration waits for more, else it ends.
 
         `from_slaves`: read from any copy, slaves first, where the cluster delivers from slaves. `max_staleness`: how
         old a slave's knowledge of the queue's end may be. `timeout`: how long read() looks for a copy that answers.
         """
-        super().__init__(endpoint)
+        super().__init__(endpoint, **access)
         self.topic = topic
         self.queue = queue
         self.offset = offset

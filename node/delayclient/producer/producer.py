@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, Unpack
 
 import numpy as np
 from delayapi.durations import duration_ms, instant_ms, level_ms
@@ -26,6 +26,7 @@ from delayclient.producer.requests import Messages, Times, too_large, too_long
 from delayclient.producer.results import BatchFailed, BatchPart, BatchResult, SendResult
 from delayclient.producer.topic_sender import SendBudget, TopicSender
 from delayclient.records import Bodies, record_head, record_tail
+from delayclient.routing.access import Access
 from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, ClusterUser
 
 _TICK_S: Final = 0.1
@@ -41,12 +42,13 @@ class Producer(ClusterUser):
         timeout: int | str | timedelta = "30s",
         linger_ms: float = 2.0,
         max_buffered_bytes: int = 64 << 20,
+        **access: Unpack[Access],
     ) -> None:
         """`timeout` bounds the way from the buffer to the acknowledgement, all retries included.
 
         `linger_ms`: how long messages for a shard with batches under way are gathered; an idle shard's go at once.
         """
-        super().__init__(endpoint)
+        super().__init__(endpoint, **access)
         self._timeout_s = duration_ms(timeout) / 1000
         self._linger_s = linger_ms / 1000
         self._budget = SendBudget(max_buffered_bytes, self._drain_waiting)

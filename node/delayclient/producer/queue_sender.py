@@ -199,7 +199,7 @@ class QueueSender:
             try:
                 data = await call.read()
             except grpc.RpcError as error:
-                raise from_rpc(error) from None
+                raise self._cluster.access.judged(from_rpc(error)) from None
             if data is grpc.aio.EOF:
                 raise Unavailable("the node ended the stream", code="UNAVAILABLE")
             self._last_sign_s = self._loop.time()

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from delayapi.proto.delay.v1 import delay_pb2
 
-from delayclient.errors import Closed, DelayError, Unavailable, from_rpc, from_stream
+from delayclient.errors import Closed, DelayError, NotAuthenticated, Unavailable, from_rpc, from_stream
 
 STREAMED_METHODS: Final = frozenset(("Ack", "Nack", "Cancel", "Reschedule"))
 """Methods of which a node takes calls in such a stream."""
@@ -88,7 +88,7 @@ class CallMultiplexer:
 
     def _as_known(self, error: BaseException | None) -> DelayError | None:
         """How the stream ended, as an error of its calls: they may have been done, and may be tried again."""
-        if error is None or isinstance(error, Closed | Unavailable):
+        if error is None or isinstance(error, Closed | NotAuthenticated | Unavailable):
             return error
         if isinstance(error, DelayError) and (error.reason or error.code == "UNIMPLEMENTED"):
             return error

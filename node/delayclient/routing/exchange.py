@@ -38,7 +38,7 @@ class Exchange:
                 return answer
             error: DelayError = Unavailable(f"{self.endpoint} ended the stream", code="UNAVAILABLE")
         except grpc.RpcError as broken:
-            error = from_rpc(broken)
+            error = self._cluster.access.judged(from_rpc(broken))
         except (asyncio.InvalidStateError, grpc.aio.UsageError):
             error = await self._stream_error()
         except TimeoutError:
@@ -71,11 +71,10 @@ class Exchange:
             return self._abandoned_by
         code = await self._call.code()
         details = await self._call.details()
-        return from_rpc(
-            grpc.aio.AioRpcError(
-                code, await self._call.initial_metadata(), await self._call.trailing_metadata(), details=details
-            )
+        broken = grpc.aio.AioRpcError(
+            code, await self._call.initial_metadata(), await self._call.trailing_metadata(), details=details
         )
+        return self._cluster.access.judged(from_rpc(broken))
 
     def close(self) -> None:
         """The stream is not used any more."""

@@ -8,13 +8,13 @@ takes a queue back to an older term: a node that is cut off goes on telling of i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from delayapi.proto.delay.v1 import delay_pb2
 
-from delayclient.errors import Closed, DelayError, NotFound, NotMaster, Unreachable
+from delayclient.errors import Closed, DelayError, NotFound, NotMaster, TlsFailed, Unreachable
 
 _HEDGE_S: Final = 0.3
 """A node that has not answered by then is most likely frozen: the next one is asked too."""
@@ -57,6 +57,8 @@ QueryNode = Callable[[str, str], Awaitable[delay_pb2.QueryRouteResponse]]
 """Asks an endpoint for a topic's route; raises DelayError."""
 Changed = Callable[[list[int]], None]
 """Is told which queues of a topic have another master, or another term."""
+Explain = Callable[[str], Awaitable[TlsFailed | None]]
+"""Looks why an endpoint could not be connected to; None: TLS is not the reason."""
 
 
 class RouteTable:
@@ -68,11 +70,13 @@ class RouteTable:
         query_node: QueryNode,
         is_suspect: Callable[[str], bool],
         on_elected: Callable[[str], None],
+        explain: Explain,
     ) -> None:
         self._endpoints = endpoints
         self._query_node = query_node
         self._is_suspect = is_suspect
         self._on_elected = on_elected
+        self._explain = explain
         self._routes: dict[str, TopicRoute] = {}
         self._queries: dict[str, asyncio.Task[tuple[TopicRoute, ...]]] = {}
         self._not_before: dict[str, float] = {}
@@ -203,6 +207,8 @@ class RouteTable:
         while True:
             try:
                 return await self._ask_all(topic)
+            except TlsFailed:
+                raise
             except Unreachable:
                 if self._answered or self._loop().time() + _FIRST_CONTACT_AGAIN_S > until_s:
                     raise
@@ -210,7 +216,7 @@ class RouteTable:
 
     async def _ask_all(self, topic: str) -> tuple[TopicRoute, ...]:
         """Asks the endpoints in turn until one answers. Raises Unreachable, or what is not worth asking again."""
-        failures: list[str] = []
+        failures: dict[str, DelayError] = {}
         left = self._order()
         asked: dict[asyncio.Task[delay_pb2.QueryRouteResponse], str] = {}
         try:
@@ -232,14 +238,24 @@ class RouteTable:
                     except DelayError as error:
                         if not error.retryable:
                             raise
-                        failures.append(f"{endpoint}: {error.message}")
+                        failures[endpoint] = error
                         continue
                     self._last_good, self._answered = endpoint, True
                     return tuple(self._merge(_topic_route(route)) for route in answer.topics)
         finally:
             for task in asked:
                 task.cancel()
-        raise Unreachable(f"cannot reach the cluster: {'; '.join(failures)}", code="UNAVAILABLE")
+        raise await self._unreachable(failures)
+
+    async def _unreachable(self, failures: Mapping[str, DelayError]) -> Unreachable:
+        """TlsFailed where nothing but TLS is in the way, and no endpoint has ever answered."""
+        unconnected = [at for at, error in failures.items() if error.code == "UNAVAILABLE" and not error.reason]
+        looked = await asyncio.gather(*(self._explain(endpoint) for endpoint in unconnected))
+        found = {endpoint: why for endpoint, why in zip(unconnected, looked, strict=True) if why is not None}
+        if not self._answered and found and len(found) == len(failures):
+            return next(iter(found.values()))
+        told = (f"{at}: {error.message}" if at not in found else found[at].message for at, error in failures.items())
+        return Unreachable(f"cannot reach the cluster: {'; '.join(told)}", code="UNAVAILABLE")
 
     # -------------------------------------------------------------------------------------------- take
 

@@ -11,14 +11,16 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 from delayapi.connections import Connection, Connections
+from delayapi.credentials import ClientCredentials
 from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.errors import Busy, Closed, DelayError, NotFound, NotMaster, Unavailable, from_rpc
+from delayclient.routing.access import Access, NodeAccess
 from delayclient.routing.calls import MAX_REQUEST_BYTES, STREAMED_METHODS, CallMultiplexer
 from delayclient.routing.reachability import PATIENCE_S, RECHECK_S, Reachability
 from delayclient.routing.route_table import QueueRoute, RouteTable, TopicRoute, unknown
@@ -133,18 +135,27 @@ class Cluster:
     """A connection to the cluster. Belongs to the event loop in which it is first used."""
 
     def __init__(
-        self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, *, dial: Callable[[str], str] | None = None
+        self,
+        endpoint: str | Iterable[str] = DEFAULT_ENDPOINT,
+        *,
+        dial: Callable[[str], str] | None = None,
+        **access: Unpack[Access],
     ) -> None:
         """`endpoint` is 'host:port' of any node, several of them, or a comma-separated text.
 
         dial: where to connect to for an endpoint, those that routes name included; for a cluster that is reached
-        through a tunnel. Everything else, errors too, speaks of the endpoint.
+        through a tunnel. Everything else, errors too, speaks of the endpoint. Raises ValueError: an endpoint or the
+        credentials cannot be used.
         """
-        self._dial = dial
         self.endpoints = split_endpoints(endpoint)
+        self.access = NodeAccess(ClientCredentials(**access), self.endpoints, dial)
         self.reachability = Reachability(self.endpoints, self._ping, self._refresh_routes_to)
         self.route_table = RouteTable(
-            self.endpoints, self._query_routes, self.reachability.is_suspect, self.reachability.on_elected
+            self.endpoints,
+            self._query_routes,
+            self.reachability.is_suspect,
+            self.reachability.on_elected,
+            self.access.explain,
         )
         self._connections: dict[str, Connections] = {}
         self._call_streams: dict[str, CallMultiplexer] = {}
@@ -235,14 +246,13 @@ class Cluster:
         if connections is None:
             if self.closed:
                 raise Closed("cluster connection")
-            address = self._dial(endpoint) if self._dial is not None else endpoint
-            connections = self._connections[endpoint] = Connections(address, CHANNEL_OPTIONS)
+            connections = self._connections[endpoint] = self.access.connections(endpoint, CHANNEL_OPTIONS)
         return connections.pick()
 
     def stream(self, endpoint: str, method: str) -> Any:
         """Opens a bidirectional stream of raw bytes."""
         connection = self.connection(endpoint)
-        call = connection.channel.stream_stream(SERVICE + method)()
+        call = connection.channel.stream_stream(SERVICE + method)(metadata=self.access.metadata())
         connection.calls += 1
         call.add_done_callback(connection.ended)
         return call
@@ -252,10 +262,10 @@ class Cluster:
         connection = self.connection(endpoint)
         connection.calls += 1
         try:
-            answer: bytes = await connection.unary(path)(request, timeout=timeout_s)
+            answer: bytes = await connection.unary(path)(request, timeout=timeout_s, metadata=self.access.metadata())
             return answer
         finally:
-            connection.calls -= 1
+            connection.ended()
 
     def _call_stream(self, endpoint: str) -> CallMultiplexer:
         call_stream = self._call_streams.get(endpoint)
@@ -286,14 +296,16 @@ class Cluster:
             except DelayError as error:
                 if error.code != "UNIMPLEMENTED":
                     self.reachability.record_failure(endpoint, error)
-                    raise
+                    raise self.access.judged(error) from None
                 self._without_call_stream.add(endpoint)
             except grpc.aio.UsageError:
                 raise Closed("cluster connection") from None
         try:
-            return decode(await self.unary(endpoint, SERVICE + method, data, timeout_s))
+            answer = decode(await self.unary(endpoint, SERVICE + method, data, timeout_s))
+            self.access.taken()
+            return answer
         except grpc.RpcError as error:
-            typed = from_rpc(error)
+            typed = self.access.judged(from_rpc(error))
             self.reachability.record_failure(endpoint, typed)
             raise typed from None
         except grpc.aio.UsageError:
@@ -398,8 +410,11 @@ class Cluster:
 class ClusterUser:
     """Calls a cluster through a connection that it was given, or through one of its own, which it closes."""
 
-    def __init__(self, endpoint: str | Iterable[str] | Cluster) -> None:
-        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint)
+    def __init__(self, endpoint: str | Iterable[str] | Cluster, **access: Unpack[Access]) -> None:
+        """access: of a connection of its own."""
+        if isinstance(endpoint, Cluster) and access:
+            raise ValueError(f"{', '.join(access)}: the connection that is given has its own")
+        self.cluster = endpoint if isinstance(endpoint, Cluster) else Cluster(endpoint, **access)
         self._owns_cluster = self.cluster is not endpoint
 
     async def __aenter__(self) -> Self:

@@ -92,7 +92,7 @@ class Forwarder:
             except grpc.aio.AioRpcError as error:
                 raise ForwardedError(error) from error
             finally:
-                connection.calls -= 1
+                connection.ended()
         finally:
             link.calls -= 1
             link.used = time.monotonic()
@@ -144,4 +144,4 @@ def _connections(node: RemoteNode, own: Certificates | None) -> Connections:
         raise Refused("NOT_SERVING", "this node's certificate has no DNS name, by which nodes know each other")
     credentials = grpc.ssl_channel_credentials(own.roots_pem or None, own.key_pem, own.chain_pem)
     named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
-    return Connections(node.endpoint, (*OPTIONS, *named), credentials)
+    return Connections(node.endpoint, (*OPTIONS, *named), lambda: credentials)

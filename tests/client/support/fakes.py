@@ -191,6 +191,14 @@ class FakeNode:
         self.open_call_streams = 0
         self.streams_calls = True
         """False: a node of an older release, which has no CallStream."""
+        self.credentials: grpc.ServerCredentials | None = None
+        """Of a TLS listener; before start()."""
+        self.tokens: set[str] | None = None
+        """Those that the node takes; None: it asks for none."""
+        self.expired = asyncio.Event()
+        """Set: streams that are open end, as at their token's end."""
+        self.came_with: list[str] = []
+        """The authorization of each call and stream so far."""
         self._server: grpc.aio.Server | None = None
         self._port = 0
 
@@ -203,7 +211,11 @@ class FakeNode:
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)]
         )
         self._server.add_generic_rpc_handlers((_Handlers(self),))
-        port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        address = f"127.0.0.1:{self._port}"
+        if self.credentials is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, self.credentials)
         assert port
         self._port = port
         await self._server.start()
@@ -319,8 +331,12 @@ class _Handlers(grpc.GenericRpcHandler):
 
     def service(self, details: Any) -> Any:
         method = details.method.rsplit("/", 1)[1]
+        shown = dict(details.invocation_metadata or ()).get("authorization", "")
+        self.node.came_with.append(shown)
+        if self.node.tokens is not None and shown.removeprefix("Bearer ") not in self.node.tokens:
+            return _refusing("Stream" in method, "the token is not valid")
         if method == "EnqueueStream":
-            return grpc.stream_stream_rpc_method_handler(self.node.enqueue_stream)
+            return grpc.stream_stream_rpc_method_handler(self.until_expired(self.node.enqueue_stream))
 
         if method == "ReceiveStream":
 
@@ -328,12 +344,51 @@ class _Handlers(grpc.GenericRpcHandler):
                 async for data in requests:
                     yield await self.node.call("Receive", data, context)
 
-            return grpc.stream_stream_rpc_method_handler(receive)
+            return grpc.stream_stream_rpc_method_handler(self.until_expired(receive))
 
         if method == "CallStream":
-            return grpc.stream_stream_rpc_method_handler(self.node.call_stream)
+            return grpc.stream_stream_rpc_method_handler(self.until_expired(self.node.call_stream))
 
         async def unary(data: bytes, context: Any) -> bytes:
             return await self.node.call(method, data, context)
 
         return grpc.unary_unary_rpc_method_handler(unary)
+
+    def until_expired(self, stream: Any) -> Any:
+        """The stream, until its token has expired."""
+        if self.node.tokens is None:
+            return stream
+
+        async def limited(requests: Any, context: Any) -> Any:
+            answers = aiter(stream(requests, context))
+            expired = asyncio.ensure_future(self.node.expired.wait())
+            answer: asyncio.Future[bytes] = asyncio.Future()
+            try:
+                while True:
+                    answer = asyncio.ensure_future(anext(answers))
+                    answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+                    await asyncio.wait({answer, expired}, return_when=asyncio.FIRST_COMPLETED)
+                    if expired.done():
+                        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")
+                    try:
+                        yield await answer
+                    except StopAsyncIteration:
+                        return
+            finally:
+                expired.cancel()
+                answer.cancel()
+
+        return limited
+
+
+def _refusing(streams: bool, why: str) -> Any:
+    async def unary(request: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+        return b""
+
+    async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+        yield b""
+
+    handler = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+    return handler(stream if streams else unary)
