@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import click
-from delayctl.common import FAILED, UNREACHABLE, fail, progress, put_json
+from delayctl.common import FAILED, UNREACHABLE, FormerOptions, fail, progress, put_json
 
 if TYPE_CHECKING:
     from benchmarks.workloads.load import Progress
@@ -229,14 +229,14 @@ def _run(
     from benchmarks.workloads import machine
     from benchmarks.workloads.target import elsewhere, own_node
 
-    given = click.get_current_context().obj or {}
-    as_json = options["as_json"] or given.get("json", False)
-    if given.get("kube"):
+    former = FormerOptions.of_command()
+    as_json = options["as_json"] or former.as_json
+    if former.place.kube_text:
         raise click.UsageError(f"{name} takes no --kube: a port-forward would be what is measured")
     endpoint = None
     if "endpoint" in options:
-        endpoint = options["endpoint"] or given.get("endpoint")
-    elif given.get("endpoint"):
+        endpoint = options["endpoint"] or former.place.endpoint
+    elif former.place.endpoint:
         raise click.UsageError(f"{name} runs against a node of its own: it takes no --endpoint")
     before = signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -1,4 +1,4 @@
-"""Shared by all commands: --endpoint, --kube and --json, an event loop, and errors as one line and an exit code."""
+"""Shared by all commands: where the cluster is, --json, an event loop, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -19,6 +19,7 @@ from delayctl.targets.kube_target import KubeTarget, parse_target
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
+    from delayclient.routing.access import Access
     from delayclient.routing.routing import Cluster
     from rich.table import Table
 
@@ -28,6 +29,15 @@ USAGE: Final = 2
 UNREACHABLE: Final = 3
 UNKNOWN: Final = -1  # pending messages where a copy is damaged
 WHOLE_COLUMNS: Final = 10_000  # wider than any table
+ENVIRONMENT: Final = "DELAYCTL_"
+
+_ACCESS: Final = (
+    ("ca", "FILE", "Whom to trust with the nodes' certificates, PEM"),
+    ("client-cert", "FILE", "Certificate to show to the nodes, PEM"),
+    ("client-key", "FILE", "Its key, PEM"),
+    ("server-name", "NAME", "What the nodes' certificates must be for  [default: the endpoint's host]"),
+    ("token-file", "FILE", "Token to show to the nodes"),
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,12 +53,70 @@ class Hexadecimal(click.ParamType[int]):
 
 
 @dataclass(frozen=True, slots=True)
+class GivenPlace:
+    """Where the cluster is and how to reach it, as options of one command or the environment say; None: not said.
+
+    kube_text: as it was written. access: by the names of `delayctl.targets.contexts.Context`.
+    """
+
+    endpoint: str | None = None
+    kube_text: str | None = None
+    context: str | None = None
+    access: Mapping[str, str | bool | None] = field(default_factory=dict)
+
+    def names_cluster(self, names: str) -> bool:
+        """It says where the cluster is. names: how the three are called. Raises UsageError: it names two clusters."""
+        given = [name for name, value in zip(names.split(), self._places, strict=True) if value]
+        if len(given) > 1:
+            raise click.UsageError(f"{' and '.join(given)} name two clusters: give one of them")
+        return bool(given)
+
+    @property
+    def _places(self) -> tuple[str | None, ...]:
+        return self.endpoint, self.kube_text, self.context
+
+
+@dataclass(frozen=True, slots=True)
+class FormerOptions:
+    """What stood before the command's name; the object of click's context."""
+
+    place: GivenPlace = GivenPlace()
+    as_json: bool = False
+
+    @classmethod
+    def of_command(cls) -> FormerOptions:
+        found = click.get_current_context().obj
+        return found if isinstance(found, FormerOptions) else cls()
+
+
+@dataclass(frozen=True, slots=True)
 class CommandSettings:
-    """Where the cluster is and how to print. kube: in Kubernetes, and `endpoint` is of no use."""
+    """Where the cluster is and how to print. kube: in Kubernetes, and `endpoint` is of no use.
+
+    access: what is not empty of a context's fields that are about TLS and tokens.
+    """
 
     endpoint: str
     as_json: bool
     kube: KubeTarget | None = None
+    access: Mapping[str, str | bool] = field(default_factory=dict)
+
+    def client_access(self) -> Access:
+        """For the SDK's Cluster. Raises ValueError: a certificate without its key."""
+        from delayapi.credentials import Tls
+
+        given = {name: str(value) for name, value in self.access.items()}
+        access: Access = {}
+        if given.keys() - {"token_file"}:
+            access["tls"] = Tls(
+                ca=given.get("ca", ""),
+                certificate=given.get("client_cert", ""),
+                key=given.get("client_key", ""),
+                server_name=given.get("server_name", ""),
+            )
+        if "token_file" in given:
+            access["token_file"] = given["token_file"]
+        return access
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,54 +128,113 @@ class ConnectTarget:
     trouble: Callable[[], str] = lambda: ""
 
 
-def endpoint_options(command: F) -> F:
-    """Adds --endpoint and --kube."""
-    endpoint = click.option(
-        "--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]"
+def place_options(*, hidden: bool) -> Callable[[F], F]:
+    """Adds the options that say where the cluster is and how to reach it; the command gets `given`. hidden: they are
+    left out of its help, but for --endpoint and --kube.
+    """
+    options = (
+        click.option("--endpoint", metavar="H:P", help="A node; also $DELAYCTL_ENDPOINT  [default: 127.0.0.1:7070]"),
+        click.option(
+            "--kube",
+            "kube_text",
+            callback=_checked_kube,
+            metavar="[[CTX/]NS/]NAME",
+            help="A DelayCluster in Kubernetes, by port-forward; also $DELAYCTL_KUBE.",
+        ),
+        click.option(
+            "--context", metavar="NAME", hidden=hidden, help="One of `delayctl config`; also $DELAYCTL_CONTEXT."
+        ),
+        click.option(
+            "--tls", is_flag=True, default=None, hidden=hidden, help="TLS, where none of the options below asks for it."
+        ),
+        *(
+            click.option(
+                f"--{name}", metavar=metavar, hidden=hidden, help=f"{text}; also ${ENVIRONMENT}{_variable(name)}."
+            )
+            for name, metavar, text in _ACCESS
+        ),
     )
-    kube = click.option(
-        "--kube",
-        type=KUBE,
-        metavar="[[CTX/]NS/]NAME",
-        help="A DelayCluster in Kubernetes, by port-forward; also $DELAYCTL_KUBE.",
-    )
-    return endpoint(kube(command))
+
+    def add(command: F) -> F:
+        @wraps(command)
+        def wrapped(
+            endpoint: str | None, kube_text: str | None, context: str | None, tls: bool | None, **arguments: Any
+        ) -> Any:
+            access = {name: arguments.pop(name) for name in (_field(name) for name, _, _ in _ACCESS)}
+            return command(given=GivenPlace(endpoint, kube_text, context, {"tls": tls, **access}), **arguments)
+
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped  # type: ignore[return-value]
+
+    return add
 
 
 def common_options(command: F) -> F:
-    """Adds --endpoint, --kube and --json; the command gets `settings`."""
+    """Adds the place's options and --json; the command gets `settings`."""
 
-    @endpoint_options
+    @place_options(hidden=True)
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
-    def wrapped(endpoint: str | None, kube: KubeTarget | None, as_json: bool, **arguments: Any) -> Any:
-        given = click.get_current_context().obj or {}
-        as_json = as_json or bool(given.get("json"))
-        return command(settings=_settings(endpoint, kube, as_json, given), **arguments)
+    def wrapped(given: GivenPlace, as_json: bool, **arguments: Any) -> Any:
+        former = FormerOptions.of_command()
+        return command(settings=_settings(given, former.place, as_json or former.as_json), **arguments)
 
     return wrapped  # type: ignore[return-value]
 
 
-def _settings(
-    endpoint: str | None, kube: KubeTarget | None, as_json: bool, given: Mapping[str, Any]
-) -> CommandSettings:
-    """The command's own options go before those of `delayctl`, and these before the environment's."""
-    for asked, where in (
-        ((endpoint, kube), "--endpoint and --kube"),
-        ((given.get("endpoint"), given.get("kube")), "--endpoint and --kube"),
-        (_from_environment(), "$DELAYCTL_ENDPOINT and $DELAYCTL_KUBE"),
-    ):
-        endpoint, kube = asked
-        if endpoint and kube:
-            raise click.UsageError(f"{where} name two clusters: give one of them")
-        if endpoint or kube:
+def _settings(own: GivenPlace, former: GivenPlace, as_json: bool) -> CommandSettings:
+    """The command's own options go before those of `delayctl`, these before the environment's, and all before the
+    current context."""
+    from delayctl.targets.contexts import BadConfig, Context, config_path, load
+
+    options, variables = "--endpoint --kube --context", "$DELAYCTL_ENDPOINT $DELAYCTL_KUBE $DELAYCTL_CONTEXT"
+    environment = _from_environment()
+    found = GivenPlace()
+    for place, names in ((own, options), (former, options), (environment, variables)):
+        if place.names_cluster(names):
+            found = place
             break
-    return CommandSettings(endpoint or DEFAULT_ENDPOINT, as_json, kube)
+    context = Context()
+    if not found.endpoint and not found.kube_text:
+        try:
+            file = load(config_path())
+            if name := found.context or file.current:
+                context = file.named(name)
+        except BadConfig as error:
+            raise click.UsageError(str(error)) from None
+    kube = found.kube_text or context.kube
+    access = {name: getattr(context, name) for name in ("tls", *(_field(name) for name, _, _ in _ACCESS))}
+    for place in (environment, former, own):
+        access |= {name: value for name, value in place.access.items() if value is not None}
+    return CommandSettings(
+        found.endpoint or context.endpoint or DEFAULT_ENDPOINT,
+        as_json,
+        KUBE.convert(kube, None, None) if kube else None,
+        {name: value for name, value in access.items() if value},
+    )
 
 
-def _from_environment() -> tuple[str | None, KubeTarget | None]:
-    kube = os.environ.get("DELAYCTL_KUBE")
-    return os.environ.get("DELAYCTL_ENDPOINT"), KUBE.convert(kube, None, None) if kube else None
+def _from_environment() -> GivenPlace:
+    def variable(name: str) -> str | None:
+        return os.environ.get(ENVIRONMENT + name) or None
+
+    access = {_field(name): variable(_variable(name)) for name, _, _ in _ACCESS}
+    return GivenPlace(variable("ENDPOINT"), variable("KUBE"), variable("CONTEXT"), access)
+
+
+def _checked_kube(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        KUBE.convert(value, param, ctx)
+    return value
+
+
+def _field(option: str) -> str:
+    return option.replace("-", "_")
+
+
+def _variable(option: str) -> str:
+    return _field(option).upper()
 
 
 @contextmanager
@@ -130,7 +257,7 @@ def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | Non
 
     async def connected(way: ConnectTarget) -> int:
         try:
-            cluster = Cluster(way.endpoints, dial=way.dial)
+            cluster = Cluster(way.endpoints, dial=way.dial, **settings.client_access())
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         async with cluster:

@@ -7,8 +7,7 @@ from typing import Final
 
 import click
 
-from delayctl.common import endpoint_options
-from delayctl.targets.kube_target import KubeTarget
+from delayctl.common import FormerOptions, GivenPlace, place_options
 
 _COMMANDS: Final = {
     "local": ("delayctl.cluster.local:local", "Run a cluster on this machine."),
@@ -23,6 +22,7 @@ _COMMANDS: Final = {
     "adopt": ("delayctl.cluster.adopt:adopt", "Rebuild a restored registry from the shards' copies."),
     "groups": ("delayctl.messages.groups:groups", "List, describe and delete consumer groups."),
     "dlq": ("delayctl.messages.dlq:dlq", "List, redrive and drop dead letters."),
+    "config": ("delayctl.config:config", "Name clusters, and say which of them commands go to."),
     "verify": ("delayctl.cluster.verify:verify", "Check the files of a stopped node or shard."),
     "bench": ("benchmarks.workloads.commands:bench", "Measure the workloads W1 to W5, W9 and W10."),
 }
@@ -66,13 +66,13 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@endpoint_options
+@place_options(hidden=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def main(ctx: click.Context, endpoint: str | None, kube: KubeTarget | None, as_json: bool) -> None:
+def main(ctx: click.Context, given: GivenPlace, as_json: bool) -> None:
     """Delayed messages: produce, consume, cancel and look.
 
     Exit codes: 0 done; 1 the task failed (not all acknowledged, too few received); 2 wrong usage or input;
     3 the cluster cannot be reached.
     """
-    ctx.obj = {"endpoint": endpoint, "kube": kube, "json": as_json}
+    ctx.obj = FormerOptions(given, as_json)

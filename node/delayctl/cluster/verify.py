@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from delayctl.common import USAGE, fail
+from delayctl.common import USAGE, FormerOptions, fail
 
 Event = dict[str, Any]
 
@@ -23,8 +23,7 @@ Event = dict[str, Any]
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--clear-damaged", is_flag=True, help="Mend it, and let it serve again if nothing else is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print the events as JSON lines.")
-@click.pass_context
-def verify(ctx: click.Context, directory: Path, clear_damaged: bool, as_json: bool) -> None:
+def verify(directory: Path, clear_damaged: bool, as_json: bool) -> None:
     """Check the files below DIR: a node's data directory, or a shard's. The node must be stopped.
 
     Every frame, index unit, wheel slot and queue entry is read and compared with the others; nothing is changed.
@@ -35,7 +34,7 @@ def verify(ctx: click.Context, directory: Path, clear_damaged: bool, as_json: bo
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
-    if as_json or (ctx.obj or {}).get("json"):
+    if as_json or FormerOptions.of_command().as_json:
         for line in process.stdout:
             sys.stdout.write(line)
     else:
