@@ -31,6 +31,7 @@ def exposed() -> dict[str, set[str]]:
     for counter in (metrics.enqueued, metrics.released, metrics.acknowledged, metrics.cancelled, metrics.dead):
         counter["orders"] = 1
     metrics.impossible["orders"] = 1
+    metrics.denied["Produce", "NoRule", "false"] = metrics.unauthenticated["expired"] = 1
     for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"]):
         histogram.add(np.array([3]))
     collector = NodeCollector(metrics)
