@@ -16,12 +16,20 @@ class NodeClient:
     """One channel to `endpoint`, which connects at the first call.
 
     get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest), purge_copy(PurgeCopyRequest): callables of gRPC,
-    with `timeout` in seconds and `.future()`. options: further ones of the channel.
+    with `timeout` in seconds and `.future()`. options: further ones of the channel. credentials: of TLS; None: without.
     """
 
-    def __init__(self, endpoint: str, options: tuple[tuple[str, int], ...] = ()) -> None:
-        own = (("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0))
-        self._channel = grpc.insecure_channel(endpoint, options=(*own, *options))
+    def __init__(
+        self,
+        endpoint: str,
+        options: tuple[tuple[str, Any], ...] = (),
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        every = (("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0), *options)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(endpoint, options=every)
+        else:
+            self._channel = grpc.secure_channel(endpoint, credentials, options=every)
         self.get_wheel = self._method("DelayService/GetWheel", pb.GetWheelRequest, pb.GetWheelResponse)
         self.replica_status = self._method(
             "ReplicationService/ReplicaStatus", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse

@@ -4,9 +4,9 @@
         cluster.wait_ready()
         ... cluster.endpoints, cluster.pids, cluster.kill("n1") ...
 
-A directory holds `registry.db`, `lock`, `logs/`, `n0/`, `n1/`, ... and, once moves were proposed, `rebalance.json`;
-started again on it, the cluster goes on from there. When this process dies, however it dies, the node processes die
-too.
+A directory holds `registry.db`, `lock`, `logs/`, `n0/`, `n1/`, ..., of a cluster with TLS `security/`, and, once moves
+were proposed, `rebalance.json`; started again on it, the cluster goes on from there. When this process dies, however it
+dies, the node processes die too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from delayoperator.control_loop.loop import WRITERS, ControlLoop, Log, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayoperator.plan import ObservedNode
 from delayregistry.port import RegistryError, RegistryUnavailable
+from delayregistry.security import read_document
 from delayregistry.sqlite import SqliteRegistry
 
 from delaylocal import ports, spec
+from delaylocal.own_keys import DIRECTORY, OwnKeys, make_keys
 from delaylocal.supervise import STOP_TIMEOUT_S, Supervisor
 
 NODE_COMMAND = (sys.executable, "-P", "-m", "delaynode.main")  # -P: nothing in the working directory is imported
@@ -54,6 +56,7 @@ class LocalCluster:
     requested: options of the cluster. One that is None: as the directory has it, else the default.
     port: gRPC at port, port + 1, ..., HTTP at port + 100, ..., among themselves at port + 200, ...; 0 = any free ones.
     zones: the nodes are in these in turn, n0 in the first; for this start only. Empty: not known.
+    secure: TLS, tokens and rights, by keys that are made here. None: if the directory has been started so before.
     on_event: gets every event (node-started, node-died, node-restarted, ...), from other threads.
     node_command: the node's program; its options are appended.
     """
@@ -64,13 +67,15 @@ class LocalCluster:
         *,
         port: int = 0,
         zones: Sequence[str] = (),
+        secure: bool | None = None,
         on_event: Log | None = None,
         node_command: Sequence[str] = NODE_COMMAND,
         **requested: Unpack[spec.LocalSpec],
     ) -> None:
         self.data = data.resolve()
         self._requested = requested
-        self._port, self._zones = port, tuple(zones)
+        self._port, self._zones, self._secure = port, tuple(zones), secure
+        self.keys: OwnKeys | None = None
         self._on_event: Log = on_event or (lambda event: None)
         self._node_command = tuple(node_command)
         self._former: dict[str, str] = {}  # what each node's lease named before its present process started
@@ -112,11 +117,14 @@ class LocalCluster:
     def _prepare(self) -> None:
         found = self.registry.read_cluster()
         self.desired = spec.merge(None if found is None else found.spec, self._requested, self._nodes_on_disk())
-        self._ports = ports.choose(self._port, self.desired.nodes)
+        secure = (self.data / DIRECTORY).exists() if self._secure is None else self._secure
+        self._ports = ports.choose(self._port, self.desired.nodes, secure=secure)
         # Nodes of a supervisor that was killed a moment ago may still be dying.
         ports.await_unused(self._ports.all, timeout_s=1.0)
         if found is None or found.spec != self.desired:
             self.registry.put_cluster(self.desired, None if found is None else found.version)
+        if secure:
+            self.keys = self._secured()
         logs = self.data / "logs"
         logs.mkdir(exist_ok=True)
         self._operator_events = EventLog(logs / "operator.log")
@@ -129,6 +137,19 @@ class LocalCluster:
             threading.Thread(target=self._run_rebalancer, name="rebalancer", daemon=True),
             threading.Thread(target=self._run_versions, name="versions", daemon=True),
         ]
+
+    def _secured(self) -> OwnKeys:
+        """Raises ValueError for a CA or a security document that can't be read."""
+        keys = make_keys(self.data / DIRECTORY)
+        found = self.registry.read_security()
+        before = None if found is None else read_document(found.text)
+        document = keys.document(before)
+        if document != before:
+            self.registry.put_security(document, None if found is None else found.version)
+        return keys
+
+    def _new_prober(self) -> GrpcProber:
+        return GrpcProber() if self.keys is None else GrpcProber(self.keys.operator_access())
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> tuple[str, ...]:
         """Stops the nodes cleanly, then the loop. Returns the ids of nodes that had to be killed after `timeout_s`."""
@@ -212,7 +233,8 @@ class LocalCluster:
         faults = down + spec.unmet(self.desired, shards, leases, dict(self._former))
         if faults:
             return faults
-        deaf = [port for port in (*self._ports.grpc, *self._ports.http) if not ports.accepts(port)]
+        listening = (*self._ports.grpc, *self._ports.http, *self._ports.mtls, *self._ports.internal)
+        deaf = [port for port in listening if not ports.accepts(port)]
         return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
 
     def _nodes_on_disk(self) -> int:
@@ -270,7 +292,18 @@ class LocalCluster:
         }
         if self._zones:
             options["--zone"] = self._zones[number % len(self._zones)]
-        return (*self._node_command, *(part for option in options.items() for part in option))
+        secured = () if self.keys is None else self._listeners(number, self.keys)
+        return (*self._node_command, *(part for option in options.items() for part in option), *secured)
+
+    def _listeners(self, number: int, keys: OwnKeys) -> tuple[str, ...]:
+        at = self._ports
+        return (
+            *("--listener", f"tokens={at.grpc[number]},tls,token"),
+            *("--listener", f"mtls={at.mtls[number]},tls,mtls"),
+            *("--certificates", str(keys.server), "--client-ca", str(keys.clients)),
+            *("--peers", "required", "--peer-certificates", str(keys.peers)),
+            *("--internal-port", str(at.internal[number])),
+        )
 
     def _record_former(self, node: str) -> None:
         # The lease of the process before looks just like a living one's. If we did not know it, we could call a
@@ -301,7 +334,12 @@ class LocalCluster:
     def _run_loop(self) -> None:
         while not self._stop_loop.is_set():
             loop = ControlLoop(
-                self.registry, new_uid, self._operator_events, prober=GrpcProber(), ended=self.ended, writers=WRITERS
+                self.registry,
+                new_uid,
+                self._operator_events,
+                prober=self._new_prober(),
+                ended=self.ended,
+                writers=WRITERS,
             )
             self._loop = loop
             try:
@@ -319,7 +357,7 @@ class LocalCluster:
             try:
                 from delaylocal.rebalance import Rebalancer
 
-                rebalancer = Rebalancer(self.data, self.registry, self._nodes, GrpcProber, self._operator_events)
+                rebalancer = Rebalancer(self.data, self.registry, self._nodes, self._new_prober, self._operator_events)
                 rebalancer.run(self._stop_loop)
             except Exception as error:  # nor is a rebalance to stand still unheard of
                 self._on_event({"event": "rebalancer-failed", "error": f"{type(error).__name__}: {error}"})

@@ -30,10 +30,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from delayapi.credentials import ClientCredentials, Tls
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayregistry.security import AuthorizationMode, SecuritySpec, StaticToken
 
 from delaylocal.ports import HOST
 
+DIRECTORY: Final = "security"
+SERVER_NAME: Final = "localhost"
 CLUSTER_URI: Final = "spiffe://delaycluster/ns/local/cluster/local"
 ADMIN: Final = "admin"
 ADMIN_URI: Final = "spiffe://delaycluster/ns/local/user/admin"
@@ -75,6 +79,11 @@ class OwnKeys:
     def token_file(self) -> Path:
         return self.admin / "token"
 
+    def operator_access(self) -> OperatorAccess:
+        """The operator's to the nodes. Raises BadCredentials."""
+        at = self.operator
+        return OperatorAccess(ClientCredentials(Tls(at / "ca.crt", at / "tls.crt", at / "tls.key", SERVER_NAME)))
+
     def document(self, found: SecuritySpec | None) -> SecuritySpec:
         """The security document with the admin's token and certificate, and all else as it was found."""
         found = found or SecuritySpec(AuthorizationMode.REQUIRED)
@@ -93,7 +102,7 @@ def make_keys(directory: Path, now: datetime | None = None) -> OwnKeys:
     ca = _Ca(directory / "ca", "delaycluster local CA", now)
     peer_ca = _Ca(directory / "peer-ca", "delaycluster local peer CA", now)
     node = x509.UniformResourceIdentifier(f"{CLUSTER_URI}/role/node")
-    here = (x509.DNSName("localhost"), x509.IPAddress(ip_address(HOST)))
+    here = (x509.DNSName(SERVER_NAME), x509.IPAddress(ip_address(HOST)))
     ca.issue(keys.server, "node", (node, *here), now)
     ca.issue(keys.admin, ADMIN, (x509.UniformResourceIdentifier(ADMIN_URI),), now)
     _write(keys.clients / "ca.crt", ca.pem)
@@ -105,6 +114,12 @@ def make_keys(directory: Path, now: datetime | None = None) -> OwnKeys:
     if not keys.token_file.exists():
         _write(keys.token_file, f"{secrets.token_urlsafe(32)}\n".encode())
     return keys
+
+
+def own_access(data: Path) -> OperatorAccess:
+    """The operator's to the nodes of the local cluster in `data`, with TLS or without."""
+    keys = OwnKeys(data / DIRECTORY)
+    return keys.operator_access() if keys.operator.exists() else OperatorAccess()
 
 
 class _Ca:

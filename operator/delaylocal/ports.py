@@ -12,6 +12,8 @@ from dataclasses import dataclass
 HOST = "127.0.0.1"
 HTTP_OFFSET = 100
 PEER_OFFSET = 200
+MTLS_OFFSET = 300
+INTERNAL_OFFSET = 400
 
 
 class PortInUse(Exception):
@@ -25,21 +27,26 @@ class Ports:
     grpc: tuple[int, ...]
     http: tuple[int, ...]
     peer: tuple[int, ...]  # of the nodes among themselves, TCP and UDP
+    mtls: tuple[int, ...] = ()  # gRPC for clients with certificates
+    internal: tuple[int, ...] = ()  # gRPC for the cluster's own processes
 
     @property
     def all(self) -> tuple[int, ...]:
-        return (*self.grpc, *self.http, *self.peer)
+        return (*self.grpc, *self.http, *self.peer, *self.mtls, *self.internal)
 
 
-def choose(port: int, nodes: int) -> Ports:
-    """gRPC at port, port + 1, ...; HTTP at port + 100, ...; among the nodes port + 200, ...; for 0 any free ones."""
+def choose(port: int, nodes: int, *, secure: bool = False) -> Ports:
+    """gRPC at port, port + 1, ...; HTTP at port + 100, ...; among the nodes port + 200, ...; for 0 any free ones.
+
+    secure: gRPC for certificates at port + 300, ..., and for the cluster's own processes at port + 400, ..., too.
+    """
+    offsets = (0, HTTP_OFFSET, PEER_OFFSET, MTLS_OFFSET, INTERNAL_OFFSET)[: 5 if secure else 3]
     if port == 0:
-        free = _free(3 * nodes)
-        return Ports(free[:nodes], free[nodes : 2 * nodes], free[2 * nodes :])
-    if nodes > HTTP_OFFSET or port < 0 or port + PEER_OFFSET + nodes > 65_536:
+        free = _free(len(offsets) * nodes)
+        return Ports(*(free[at * nodes : (at + 1) * nodes] for at in range(len(offsets))))
+    if nodes > HTTP_OFFSET or port < 0 or port + offsets[-1] + nodes > 65_536:
         raise ValueError(f"{nodes} nodes from port {port} on: at most {HTTP_OFFSET} nodes, ports up to 65535")
-    numbers = range(nodes)
-    return Ports(*(tuple(port + offset + it for it in numbers) for offset in (0, HTTP_OFFSET, PEER_OFFSET)))
+    return Ports(*(tuple(port + offset + it for it in range(nodes)) for offset in offsets))
 
 
 def await_unused(ports: Sequence[int], timeout_s: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from delayctl.targets.errors import TargetRefused
 from delayctl.targets.registry import Adoption, LocalRegistryEditor
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.control_loop.probe import PatientProber
 from delayregistry.model import Condition, ConditionType, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.sqlite import SqliteRegistry
@@ -51,7 +52,7 @@ def registry(tmp_path: Path) -> Iterator[DisturbedRegistry]:
 
 
 def adopt(registry: DisturbedRegistry, shard: ShardObject) -> None:
-    editor = LocalRegistryEditor(registry, Path(), PatientProber())
+    editor = LocalRegistryEditor(registry, Path(), PatientProber(OperatorAccess()))
     editor.adopt(Adoption(shard, NEWER, NEWER_STATUS, "the copies know more"))
 
 

@@ -12,9 +12,13 @@ from typing import Any
 import click
 from delayapi.events import EventLog
 from delaylocal import LocalCluster, LocalClusterError
+from delaylocal.own_keys import SERVER_NAME, OwnKeys
 from delaynode.config import zone
 from delayregistry.model import MIN_LEASE_SECONDS, Delivery, Durability, TopicSpec
 
+from delayctl.targets.contexts import BadConfig, Context, config_path, load, save
+
+CONTEXT = "local"
 DEFAULT_QUEUES = 8
 SLOW_START_S = 10.0
 BLOCKED_S = 1.0  # nothing but blocked shards was missing for so long: they wait for a person
@@ -101,6 +105,11 @@ def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     callback=_zones,
     help="The nodes are in these zones in turn, and the copies of a shard in different ones [default: no zones].",
 )
+@click.option(
+    "--secure/--no-secure",
+    default=None,
+    help="TLS, tokens and rights, by keys of its own in DIR/security, and a context for them [default: as DIR has it].",
+)
 @click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
 def local(
     topics: tuple[TopicSpec, ...],
@@ -150,16 +159,31 @@ def _await_ready(cluster: LocalCluster, signals: _Signals, *, quiet: bool) -> No
         blocked_s = blocked_s + pause_s if blocked else 0.0
         if not faults or blocked_s > BLOCKED_S:
             ready = {"event": "ready", "endpoints": cluster.endpoints, "http": cluster.http, "pids": cluster.pids}
+            if cluster.keys is not None:
+                ready["context"] = _write_context(cluster, cluster.keys)
             click.echo(json.dumps({**ready, **({"blocked": blocked} if blocked else {})}))
             for name, why in blocked.items() if not quiet else ():
                 click.echo(f"not served: shard {name} {why}; see docs/operations.md", err=True)
             if not quiet and sys.stderr.isatty():
                 click.echo(f"ready; data in {cluster.data}; Ctrl-C stops the cluster", err=True)
+                if cluster.keys is not None:
+                    click.echo(f"its context is {CONTEXT!r}: `delayctl --context {CONTEXT} ...`", err=True)
             return
         if waited_s < SLOW_START_S <= waited_s + pause_s and not quiet:
             click.echo(f"still waiting: {faults[0]} ({len(faults)} in all); logs in {cluster.data / 'logs'}", err=True)
         waited_s += pause_s
         signals.next(pause_s)
+
+
+def _write_context(cluster: LocalCluster, keys: OwnKeys) -> str:
+    """How the admin of this cluster reaches it. It is the current context where there is none."""
+    endpoints, ca, token = ",".join(cluster.endpoints), str(keys.ca), str(keys.token_file)
+    context = Context(endpoints, ca=ca, server_name=SERVER_NAME, token_file=token)
+    try:
+        save(config_path(), load(config_path()).with_context(CONTEXT, context))
+    except BadConfig as error:
+        raise click.ClickException(str(error)) from None
+    return CONTEXT
 
 
 def _restart_each(cluster: LocalCluster, signals: _Signals, events: EventLog) -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from delayoperator.cluster.annotations import RESTART, cluster_verbs, drain_annotation, paused_by
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.control_loop.probe import PatientProber
 from delayoperator.kube.views import locations_of
 from delayoperator.plan.topology import NodeLocation
@@ -38,7 +39,7 @@ class KubeRegistryEditor(RegistryEditor):
     """A RegistryEditor that annotates the DelayCluster. Raises KubeError too."""
 
     def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
-        super().__init__(registry, PatientProber(forwards.dial))
+        super().__init__(registry, PatientProber(OperatorAccess(dial=forwards.dial)))
         self._access = access
 
     def locations(self) -> Mapping[str, NodeLocation]:

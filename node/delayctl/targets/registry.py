@@ -18,6 +18,7 @@ from pathlib import Path
 
 import grpc
 from delayapi.proto.delay.v1 import delay_pb2
+from delaylocal.own_keys import own_access
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
 from delayoperator.plan import CopyView, ObservedRole, missing_shards
 from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data, serves_unnamed
@@ -285,7 +286,7 @@ class RegistryEditor(ABC):
             raise TargetUnreachable(f"{orphan.node} does not run")
         request = delay_pb2.PurgeCopyRequest(uid=orphan.uid, pending=orphan.copy.pending)
         try:
-            self._prober.client(lease.endpoint).purge_copy(request, timeout=PURGE_S)
+            self._prober.client(lease).purge_copy(request, timeout=PURGE_S)
         except grpc.RpcError as error:
             refused = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             kind = TargetRefused if refused else TargetUnreachable
@@ -413,7 +414,7 @@ def registry_editor(data: Path) -> Iterator[RegistryEditor]:
         registry = SqliteRegistry(data / "registry.db")
     except RegistryError as error:
         raise TargetUnreachable(f"{error}: name the cluster's directory, --data DIR") from error
-    editor = LocalRegistryEditor(registry, data, PatientProber())
+    editor = LocalRegistryEditor(registry, data, PatientProber(own_access(data)))
     try:
         yield editor
     except RegistryError as error:

@@ -14,6 +14,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayregistry.model import NodeLease, ShardObject
 from delayregistry.port import Registry
 
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.plan import CopyView, ObservedRole
 
 DEADLINE_S = 1.0
@@ -96,18 +97,20 @@ class GrpcProber:
     A node that is frozen costs a round PATIENCE_S once in DEADLINE_S, not each round its whole deadline.
     """
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic_s = monotonic_s
-        self._clients: dict[str, tuple[str, NodeClient]] = {}
-        self._calls: dict[str, tuple[str, Any]] = {}  # by node: its endpoint, and the grpc.Future of its answer
+    def __init__(self, access: OperatorAccess | None = None, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """access: to these nodes; by default without TLS."""
+        self._access, self._monotonic_s = access or OperatorAccess(), monotonic_s
+        self._clients: dict[str, tuple[object, NodeClient]] = {}  # by node, with the way to it
+        self._calls: dict[str, tuple[object, Any]] = {}  # by node: the way to it, and the grpc.Future of its answer
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         now_s = self._monotonic_s()
         waited_for = []
         for lease in leases:
-            endpoint, call = self._calls.get(lease.node, ("", None))
-            if call is None or endpoint != lease.endpoint or call.done():
-                self._calls[lease.node] = lease.endpoint, self._called(lease)
+            way, call = self._calls.get(lease.node, (None, None))
+            now = self._access.way(lease)
+            if call is None or way != now or call.done():
+                self._calls[lease.node] = now, self._called(lease, now)
                 waited_for.append(lease.node)
         until_s = now_s + PATIENCE_S
         answers: dict[str, NodeAnswer] = {}
@@ -129,30 +132,27 @@ class GrpcProber:
         self._clients.clear()
         self._calls.clear()
 
-    def _called(self, lease: NodeLease) -> Any:
-        endpoint, client = self._clients.get(lease.node, ("", None))
-        if client is None or endpoint != lease.endpoint:
+    def _called(self, lease: NodeLease, now: object) -> Any:
+        way, client = self._clients.get(lease.node, (None, None))
+        if client is None or way != now:
             if client is not None:
                 client.close()
-            client = NodeClient(lease.endpoint, RECONNECT_AT_ONCE)
-            self._clients[lease.node] = (lease.endpoint, client)
+            client = self._access.client(lease, RECONNECT_AT_ONCE)
+            self._clients[lease.node] = (now, client)
         return client.replica_status.future(delay_pb2.ReplicaStatusRequest(), timeout=DEADLINE_S)
 
 
 class PatientProber:
-    """For commands: waits for each node's answer up to TERMINAL_S, through a port-forward if need be.
+    """For commands: waits for each node's answer up to TERMINAL_S, through a port-forward if need be."""
 
-    dial: where to connect to for an endpoint.
-    """
-
-    def __init__(self, dial: Callable[[str], str] = lambda endpoint: endpoint) -> None:
-        self._dial = dial
+    def __init__(self, access: OperatorAccess) -> None:
+        self._access = access
         self._clients: dict[str, NodeClient] = {}
 
     def query(self, leases: Sequence[NodeLease]) -> Mapping[str, NodeAnswer]:
         """The answers by node id; a node that gives none in time is missing."""
         request = delay_pb2.ReplicaStatusRequest()
-        clients = {lease.node: self.client(lease.endpoint) for lease in leases}
+        clients = {lease.node: self.client(lease) for lease in leases}
         calls = {node: client.replica_status.future(request, timeout=TERMINAL_S) for node, client in clients.items()}
         answers = {}
         for node, call in calls.items():
@@ -160,11 +160,11 @@ class PatientProber:
                 answers[node] = read_answer(call.result())
         return answers
 
-    def client(self, endpoint: str) -> NodeClient:
+    def client(self, lease: NodeLease) -> NodeClient:
         """Stays the prober's to close."""
-        if endpoint not in self._clients:
-            self._clients[endpoint] = NodeClient(self._dial(endpoint))
-        return self._clients[endpoint]
+        if lease.endpoint not in self._clients:
+            self._clients[lease.endpoint] = self._access.client(lease)
+        return self._clients[lease.endpoint]
 
     def close(self) -> None:
         for client in self._clients.values():
