@@ -32,11 +32,15 @@ def column(code: str, data: Any) -> list[int]:
 class FakeNode:
     """Runs its event loop in a thread. `hold`: rows are kept in `groups` until release()."""
 
+    service = "test.Test"
+    unary: tuple[str, ...] = UNARY
+    streams: tuple[str, ...] = STREAMS
+
     def __init__(self, **limits: int) -> None:
         self.edge = Edge(
             "127.0.0.1:0", rows={ENQUEUE: "unary", ENQUEUE_STREAM: "stream"},
-            unary=[f"/test.Test/{name}" for name in UNARY],
-            streams=[f"/test.Test/{name}" for name in STREAMS], expired=EXPIRED, **limits,
+            unary=[f"/{self.service}/{name}" for name in self.unary],
+            streams=[f"/{self.service}/{name}" for name in self.streams], expired=EXPIRED, **limits,
         )  # fmt: skip
         self.hold = False
         self.identities: dict[str, object] = {}  # by authorization; those that are not here wait
