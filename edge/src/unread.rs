@@ -77,13 +77,21 @@ impl ConnectionUnread {
         if let Some(call) = call {
             call.used.fetch_add(size, SeqCst);
         }
-        let answer = Answer { data, size, connection: self.clone(), call: call.cloned() };
         let fits = (all == 0 || all + size <= self.all.limit) && (mine == 0 || mine + size <= self.all.part);
         if fits || size <= SMALL_BYTES {
-            return Some(answer);
+            return Some(Answer { data, size, connection: self.clone(), call: call.cloned() });
         }
         self.all.refused.fetch_add(1, Relaxed);
+        self.free(size, call); // the socket has not taken it: its client reads no more than before
         None
+    }
+
+    fn free(&self, size: usize, call: Option<&Arc<CallUnread>>) {
+        self.all.used.fetch_sub(size, Relaxed);
+        self.used.fetch_sub(size, Relaxed);
+        if let Some(call) = call {
+            call.sent(size);
+        }
     }
 }
 
@@ -166,11 +174,25 @@ impl Buf for Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.connection.all.used.fetch_sub(self.size, Relaxed);
-        self.connection.used.fetch_sub(self.size, Relaxed);
         self.connection.taken.fetch_add(self.size as u64, Relaxed);
-        if let Some(call) = &self.call {
-            call.sent(self.size);
-        }
+        self.connection.free(self.size, self.call.as_ref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_room_is_not_taken_for_one_that_was_read() {
+        let unread = Unread::new(100_000, 100_000);
+        let connection = ConnectionUnread::new(&unread);
+        let answer = |size| connection.answer(Bytes::from(vec![0; size]), None);
+        let first = answer(90_000);
+        assert!(first.is_some() && answer(20_000).is_none());
+        assert_eq!((connection.used(), connection.taken(), unread.refused()), (90_000 + ANSWER_BYTES, 0, 1));
+        drop(first);
+        assert_eq!((connection.used(), unread.used()), (0, 0));
+        assert_eq!(connection.taken(), 90_000 + ANSWER_BYTES as u64);
     }
 }

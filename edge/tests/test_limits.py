@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import grpc
@@ -264,6 +265,21 @@ def test_who_does_not_read_is_cut_when_others_wait(start) -> None:
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         node.wait(lambda: node.edge.figures()["connections_cut"] == 1)
         assert len(unary(channel, "Big")(b"200000")) == 200_000
+
+
+def test_who_asks_for_answers_without_room_does_not_read_either(start) -> None:
+    """Answers that found no room once counted as read, and kept their client from being cut."""
+    node = start(unread_bytes=1 << 20, unread_bytes_per_connection=1 << 20, unread_ms=500)
+    with Http2(node.edge.port) as lazy:
+        lazy.call("/test.Test/Big", message(b"900000"))
+        node.wait(lambda: node.edge.figures()["unread_bytes"] > 800_000)
+        until = time.monotonic() + 10
+        while not node.edge.figures()["connections_cut"] and time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                lazy.call("/test.Test/Big", message(b"300000"))
+            time.sleep(0.1)
+        assert node.edge.figures()["connections_cut"] == 1
+    assert node.edge.figures()["answers_refused"] > 1
 
 
 def test_who_does_not_read_is_left_alone_when_nobody_waits(start) -> None:
