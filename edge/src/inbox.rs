@@ -87,8 +87,9 @@ pub struct Inbox {
     signal: Signal,
 }
 
-/// Per topic: queue, forwarded and the number of the group that takes more.
-type Open = HashMap<String, Vec<(u32, bool, u64)>>;
+/// Per topic, queue and forwarded: the number of the group that takes more. Of groups that are here: topics and queues
+/// are of the clients' making, and must neither pile up nor be searched one by one.
+type Open = HashMap<String, HashMap<(u32, bool), u64>>;
 
 #[derive(Default)]
 struct State {
@@ -145,13 +146,9 @@ impl Inbox {
         while state.groups.front().is_some_and(|group| left > 0 && fits(group.nbytes, left, max_bytes)) {
             let Some(mut group) = state.groups.pop_front() else { break };
             left = left.saturating_sub(group.nbytes);
-            state.first += 1;
+            state.close(&group);
             group.finish();
             groups.push(group);
-        }
-        if state.groups.is_empty() {
-            state.open.clear(); // topics are of the clients' making, and must not pile up
-            state.open_of.clear();
         }
         if state.groups.is_empty() && state.events.is_empty() {
             state.signalled = false;
@@ -184,22 +181,38 @@ impl State {
             Some(queues) => queues,
             None => open.entry(request.topic.to_owned()).or_default(),
         };
-        let at = match queues.iter().position(|open| (open.0, open.1) == (request.queue, forwarded)) {
-            Some(at) => at,
-            None => {
-                queues.push((request.queue, forwarded, u64::MAX));
-                queues.len() - 1
-            }
-        };
-        // A group that is not here any more, or has no room, is followed by a new one: the order stays.
-        let number = queues[at].2;
-        let open = number.checked_sub(self.first).and_then(|at| self.groups.get(at as usize));
+        let number = queues.entry((request.queue, forwarded)).or_insert(next);
+        let open = self.groups.get((*number - self.first) as usize);
+        // One that has no room is followed by a new one: the order stays.
         if large || !open.is_some_and(|group| group.has_room_for(request)) {
-            queues[at].2 = next;
+            *number = next;
             self.groups.push_back(Group::new(request, caller.cloned(), forwarded));
         }
-        let index = (queues[at].2 - self.first) as usize;
+        let index = (*number - self.first) as usize;
         &mut self.groups[index]
+    }
+
+    /// The first group was taken.
+    fn close(&mut self, group: &Group) {
+        let number = self.first;
+        self.first += 1;
+        let Some(caller) = &group.caller else { return forget(&mut self.open, group, number) };
+        let Some(open) = self.open_of.get_mut(&caller.key) else { return };
+        forget(open, group, number);
+        if open.is_empty() {
+            self.open_of.remove(&caller.key);
+        }
+    }
+}
+
+/// The group of that number takes no more.
+fn forget(open: &mut Open, group: &Group, number: u64) {
+    let Some(queues) = open.get_mut(&group.topic) else { return };
+    if queues.get(&(group.queue, group.forwarded)) == Some(&number) {
+        queues.remove(&(group.queue, group.forwarded));
+    }
+    if queues.is_empty() {
+        open.remove(&group.topic);
     }
 }
 
@@ -211,6 +224,10 @@ mod tests {
 
     fn request<'a>(topic: &'a str, queue: u32, records: &'a [u8]) -> EnqueueRequest<'a> {
         EnqueueRequest { topic, queue, count: 1, time: &[0; 8], size: &[1; 4], records, ..EnqueueRequest::default() }
+    }
+
+    fn caller(key: usize) -> Arc<Caller> {
+        Arc::new(Caller { key, identity: Arc::new(()), expires_ms: u64::MAX, forwards: false })
     }
 
     fn tokens(groups: &[Group]) -> Vec<(u32, Vec<u64>)> {
@@ -230,7 +247,6 @@ mod tests {
     #[test]
     fn requests_of_different_callers_are_in_different_groups() {
         let inbox = Inbox::new().unwrap();
-        let caller = |key| Arc::new(Caller { key, identity: Arc::new(()), expires_ms: u64::MAX, forwards: false });
         for (token, key) in [(1, 7), (2, 8), (3, 7)] {
             let origin = Origin { caller: Some(&caller(key)), forwarded: false };
             inbox.put_row(&request("t", 0, b"a"), None, origin, token, -1);
@@ -261,5 +277,37 @@ mod tests {
         inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 9, -1); // its group was taken: it comes after the others
         assert_eq!(tokens(&inbox.take(1000).0), [(1, vec![1]), (2, vec![2]), (0, vec![9])]);
         assert!(!inbox.signal.lower(), "the signal is gone");
+    }
+
+    #[test]
+    fn topics_that_were_taken_are_forgotten_while_others_wait() {
+        let inbox = Inbox::new().unwrap();
+        inbox.put_row(&request("first", 0, &[0; 80]), None, ANYBODY, 0, -1);
+        for token in 1..100 {
+            inbox.put_row(&request(&format!("topic {token}"), token as u32, &[0; 80]), None, ANYBODY, token, -1);
+            assert_eq!(inbox.take(1).0.len(), 1, "one is left");
+        }
+        assert_eq!(lock(&inbox.state).open.len(), 1);
+        inbox.take(1);
+        assert!(lock(&inbox.state).open.is_empty());
+    }
+
+    #[test]
+    fn callers_whose_groups_were_taken_are_forgotten_while_others_wait() {
+        let inbox = Inbox::new().unwrap();
+        let put = |topic: &str, token: u64| {
+            let caller = caller(token as usize / 2);
+            let origin = Origin { caller: Some(&caller), forwarded: false };
+            inbox.put_row(&request(topic, 0, &[0; 80]), None, origin, token, -1);
+        };
+        put("first", 0);
+        for token in 1..100 {
+            put(&format!("topic {token}"), token);
+            assert_eq!(inbox.take(1).0.len(), 1, "one is left");
+        }
+        let topics = || lock(&inbox.state).open_of.values().map(HashMap::len).collect::<Vec<_>>();
+        assert_eq!(topics(), [1]);
+        inbox.take(1);
+        assert!(topics().is_empty());
     }
 }
