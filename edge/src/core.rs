@@ -190,10 +190,10 @@ pub struct Registered {
 }
 
 impl Registered {
-    /// `None` when there are too many.
+    /// `None` when there are too many, or one of that id: after 2^31 others they begin anew.
     pub fn new(core: &Arc<Core>, link: &Arc<Link>) -> Option<Self> {
         let mut connections = lock(&core.connections);
-        if connections.len() as u64 >= core.limits.max_connections {
+        if connections.len() as u64 >= core.limits.max_connections || connections.contains_key(&link.id) {
             return None;
         }
         connections.insert(link.id, link.clone());
@@ -255,5 +255,23 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         self.core.windows.fetch_sub(self.size, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::Listener;
+
+    #[test]
+    fn an_id_that_is_in_use_is_not_given_to_another_connection() {
+        let core = Core::new([], Limits::default(), Bytes::new(), Bytes::new()).unwrap();
+        let listener = Arc::new(Listener::plain(&core.limits));
+        let link = |peer: &str| Link::new(7, Arc::from(peer), listener.clone(), &core.unread);
+        let first = Registered::new(&core, &link("first"));
+        assert!(Registered::new(&core, &link("second")).is_none());
+        assert_eq!(&*core.link(7 << 32).unwrap().peer, "first");
+        drop(first);
+        assert!(Registered::new(&core, &link("second")).is_some());
     }
 }
