@@ -1,6 +1,7 @@
 //! Answers of rows, from one call for a group to the connections that wait for them.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -43,10 +44,13 @@ impl StoredRows {
     }
 }
 
-/// Runs on the runtime, where waking a connection costs no system call.
+/// Runs on the runtime, where waking a connection costs no system call. A panic is one group's: the answers of all
+/// others come through here as well.
 pub async fn run(core: Arc<Core>, mut stored: UnboundedReceiver<StoredRows>) {
     while let Some(rows) = stored.recv().await {
-        answer(&core, &rows);
+        if catch_unwind(AssertUnwindSafe(|| answer(&core, &rows))).is_err() {
+            core.figures.panics.add_one();
+        }
     }
 }
 

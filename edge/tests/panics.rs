@@ -11,10 +11,12 @@ use bytes::Bytes;
 use client::{begun, call};
 use delayedge::clock::now_ms;
 use delayedge::core::{Core, Registered, Shape};
+use delayedge::dispatch::{self, StoredRows};
 use delayedge::inbox::Kind;
 use delayedge::limits::Limits;
-use delayedge::link::Link;
+use delayedge::link::{Link, Mail};
 use delayedge::listener::Listener;
+use delayedge::rows::Row;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 /// A socket that panics at its end.
@@ -50,6 +52,10 @@ fn core() -> Arc<Core> {
     Core::new(methods, Limits::default(), Bytes::new(), Bytes::new()).unwrap()
 }
 
+fn link(core: &Core) -> Arc<Link> {
+    Link::new(1, Arc::from("ipv4:127.0.0.1:1"), Arc::new(Listener::plain(&core.limits)), &core.unread)
+}
+
 /// HTTP/2 of a client, up to a stream that is open and a message of 3 bytes in it, and a unary call half received; and
 /// a second one, whose message is compressed.
 fn three_calls() -> Vec<u8> {
@@ -63,8 +69,7 @@ fn three_calls() -> Vec<u8> {
 async fn a_panic_is_counted_and_frees_what_its_connection_held() {
     let core = core();
     let (mut client, server) = tokio::io::duplex(1 << 16);
-    let listener = Arc::new(Listener::plain(&core.limits));
-    let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), listener, &core.unread);
+    let link = link(&core);
     let registered = Registered::new(&core, &link).unwrap();
     let task = tokio::spawn(delayedge::connection::serve(Panics(server), core.clone(), link, registered, Vec::new()));
     client.write_all(&three_calls()).await.unwrap();
@@ -83,4 +88,28 @@ async fn a_panic_is_counted_and_frees_what_its_connection_held() {
     assert_eq!(told, [Kind::Call, Kind::Message, Kind::Gone]);
     drop(events);
     assert_eq!((core.calls_budget.used(), core.calls_budget.waiting(), core.unread.used()), (0, 0, 0));
+}
+
+/// Columns that do not fit are a panic there. Python's are looked at before.
+#[tokio::test]
+async fn a_panic_about_one_group_ends_the_answers_of_no_other() {
+    let core = core();
+    let link = link(&core);
+    let row = |call| Row { link: link.clone(), call, in_stream: false, place: 0, relative: false, hold: None };
+    let stored = |token, count| StoredRows {
+        token: vec![token],
+        count,
+        uid: 1,
+        first_seq: vec![0],
+        due: Vec::new(),
+        duplicate: Vec::new(),
+    };
+    let (send, answers) = tokio::sync::mpsc::unbounded_channel();
+    let [bad, good] = [1, 2].map(|call| core.rows.add(row(call)));
+    send.send(stored(bad, Vec::new())).unwrap();
+    send.send(stored(good, vec![1])).unwrap();
+    drop(send);
+    dispatch::run(core.clone(), answers).await;
+    assert_eq!(core.figures.panics.get(), 1);
+    assert!(matches!(&link.take_mail()[..], [Mail::Row { call: 2, .. }]));
 }
