@@ -70,7 +70,10 @@ class Http2:
         return block
 
     def call(self, path: str = "/test.Test/Echo", body: bytes | None = None, *, end: bool = True, **other: str) -> int:
-        """Begin a call; returns its stream. body: what DATA frames have."""
+        """Begin a call; returns its stream. body: what DATA frames have; one that is larger than the connection's first
+        window waits for the wide one, as sent before it ends the connection."""
+        if body is not None and len(body) > self.connection_window:
+            self.read_until(WINDOW_UPDATE, stream=0)
         stream, self.next_stream = self.next_stream, self.next_stream + 2
         last = END_STREAM if end else NO_FLAGS
         flags = END_HEADERS | (last if body is None else NO_FLAGS)
