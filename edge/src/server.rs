@@ -199,7 +199,8 @@ impl Server {
 
     /// End all connections and threads. Whatever is asked later does nothing.
     pub fn close(&self) {
-        if let Some(runtime) = lock(&self.runtime).take() {
+        let runtime = lock(&self.runtime).take(); // others need not wait for the lock until it has ended
+        if let Some(runtime) = runtime {
             self.core.threads.end();
             runtime.shutdown_timeout(CLOSE);
         }

@@ -85,7 +85,8 @@ impl Writes {
     pub fn close(&self) {
         lock(&self.shared.todo).closed = true;
         self.shared.more.notify_all();
-        for thread in lock(&self.threads).drain(..) {
+        let threads = std::mem::take(&mut *lock(&self.threads)); // the lock is not held while they write
+        for thread in threads {
             let _ = thread.join();
         }
     }
