@@ -108,7 +108,8 @@ def test_what_dies_unanswered_is_counted_and_what_was_due_long_ago_is_late_since
     shard, topic = take("mortal"), (("topic", "mortal"),)
     shard.send(Msg(at_ms=0), Msg(at_ms=1))
     assert len(shard.receive(max_messages=1, wait_ms=10_000, invisible_ms=50)) == 1
-    found = poll("it is a dead letter", lambda: (s := scrape(cluster)) and s.get(("delay_dead_letters", topic)) and s)
+    told = ("delay_dead_letters", topic), ("delay_messages_dead_total", topic)  # the latter once it is committed
+    found = poll("it is a dead letter", lambda: (s := scrape(cluster)) and all(map(s.get, told)) and s)
     assert found["delay_messages_dead_total", topic] == 1
     assert (found["delay_dead_letters", topic], found["delay_dead_letters_full", topic]) == (1, 0)
     assert found["delay_release_lateness_seconds_count", topic] == 2
