@@ -117,7 +117,7 @@ class LocalCluster:
     def _prepare(self) -> None:
         found = self.registry.read_cluster()
         self.desired = spec.merge(None if found is None else found.spec, self._requested, self._nodes_on_disk())
-        secure = (self.data / DIRECTORY).exists() if self._secure is None else self._secure
+        secure = self._was_secure() if self._secure is None else self._secure
         self._ports = ports.choose(self._port, self.desired.nodes, secure=secure)
         # Nodes of a supervisor that was killed a moment ago may still be dying.
         ports.await_unused(self._ports.all, timeout_s=1.0)
@@ -137,6 +137,10 @@ class LocalCluster:
             threading.Thread(target=self._run_rebalancer, name="rebalancer", daemon=True),
             threading.Thread(target=self._run_versions, name="versions", daemon=True),
         ]
+
+    def _was_secure(self) -> bool:
+        """Also when its keys were deleted, which are then made anew: nobody comes in who did not before."""
+        return (self.data / DIRECTORY).exists() or self.registry.read_security() is not None
 
     def _secured(self) -> OwnKeys:
         """Raises ValueError for a CA or a security document that can't be read."""

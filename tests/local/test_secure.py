@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,18 @@ def test_commands_go_there_by_its_context_and_nobody_else_comes_in(environment: 
     with local(environment, data, "--no-secure") as ready:
         assert "context" not in ready
         assert delayctl(environment, *PRODUCE, "--endpoint", ready["endpoints"][0]).returncode == 0
+
+
+def test_stays_secure_when_its_keys_are_deleted(environment: dict[str, str], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with local(environment, data, "--secure"):
+        token = (data / "security/admin/token").read_bytes()
+    shutil.rmtree(data / "security")
+    with local(environment, data) as ready:
+        assert ready["context"] == "local"
+        assert delayctl(environment, *PRODUCE).returncode == 0
+        assert delayctl(environment, *PRODUCE, "--endpoint", ready["endpoints"][0]).returncode == 3, "in plain text"
+    assert (data / "security/admin/token").read_bytes() != token
 
 
 def test_certificate_of_a_client_comes_in_where_certificates_are_asked_for_and_not_among_nodes(tmp_path: Path) -> None:
