@@ -69,7 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--peers",
         choices=PEERS,
         default=os.environ.get(VARIABLES["peers"], "off"),
-        help="TLS between nodes. permissive: accepted, plain text is dialled; preferred: both accepted, TLS dialled; "
+        help="TLS for the calls that nodes pass on; replication and heartbeats (7270) stay in plain text. "
+        "permissive: accepted, plain text is dialled; preferred: both accepted, TLS dialled; "
         f"required: TLS alone (default: ${VARIABLES['peers']}, else off)",
     )
     parser.add_argument(
