@@ -62,10 +62,11 @@ def change_of(magic: Array) -> I64:
 
 
 def concatenated(parts: list[Records]) -> Records:
-    """The parts one after the other; the part itself when there is one."""
+    """The parts, each contiguous, one after the other; the part itself when there is one."""
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, UNIT)
+    # np.concatenate() looks at the fields of each part's dtype: 8 ms for a thousand parts, this takes 0.03.
+    return np.frombuffer(bytearray().join(parts), UNIT)  # type: ignore[arg-type]
 
 
 def latest_units(ordered: Records) -> tuple[Records, Bools]:
