@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from delayctl.cluster.local import local
+from delayctl.cluster.local import _write_context, local
+from delaylocal.own_keys import OwnKeys
 
 # The command, with the fake node in the place of the real one.
 RUN = """
@@ -165,3 +167,12 @@ def test_bad_options_are_said_and_start_nothing(tmp_path: Path, options: list[st
     assert result.exit_code == 2
     assert words in result.output
     assert not (tmp_path / "data").exists()
+
+
+def test_another_clusters_context_is_not_replaced_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DELAYCTL_CONFIG", str(tmp_path / "config.toml"))
+    for directory, port in (("a", 1), ("a", 2), ("b", 3)):
+        _write_context(SimpleNamespace(endpoints=[f"h:{port}"]), OwnKeys(tmp_path / directory))
+    assert capsys.readouterr().err == "context 'local' was that of h:2, and is this cluster's now\n"

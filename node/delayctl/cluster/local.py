@@ -180,9 +180,15 @@ def _write_context(cluster: LocalCluster, keys: OwnKeys) -> str:
     endpoints, ca, token = ",".join(cluster.endpoints), str(keys.ca), str(keys.token_file)
     context = Context(endpoints, ca=ca, server_name=SERVER_NAME, token_file=token)
     try:
-        save(config_path(), load(config_path()).with_context(CONTEXT, context))
+        file = load(config_path())
+        former = file.contexts.get(CONTEXT, context)
+        save(config_path(), file.with_context(CONTEXT, context))
     except BadConfig as error:
         raise click.ClickException(str(error)) from None
+    if former.ca != context.ca:
+        click.echo(
+            f"context {CONTEXT!r} was that of {former.endpoint or former.kube}, and is this cluster's now", err=True
+        )
     return CONTEXT
 
 
