@@ -97,6 +97,16 @@ class Busy(DelayError):
         return int(text) if text.isdecimal() else 0
 
 
+class QuotaExceeded(DelayError):
+    """Over a quota of the topic or of this user: metadata `quota`, `scope` (topic or user), `name`, `limit`, `current`.
+    Nothing was stored. Waiting may not help.
+    """
+
+
+class RateExceeded(QuotaExceeded, Busy):
+    """A quota that says when to come again: `retry_after_ms`. Senders wait for it by themselves."""
+
+
 class Unavailable(DelayError):
     """The shard cannot answer now, or the answer was lost."""
 
@@ -170,6 +180,7 @@ _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "DISK_FULL": Busy,
     "TOO_MANY_PRODUCERS": Busy,
     "BUSY": Busy,
+    "QUOTA": QuotaExceeded,
     "OFFSET_TRIMMED": OffsetTrimmed,
     "INTERNAL": DelayError,
 }
@@ -194,6 +205,8 @@ def make_error(code: str, reason: str, message: str, metadata: Mapping[str, str]
     """The typed error of a reason, or of a gRPC code when there is no known reason."""
     known = CODES[reason].name if reason in CODES else code
     kind = _BY_REASON.get(reason) or _BY_CODE.get(known, DelayError)
+    if kind is QuotaExceeded and "retry_after_ms" in (metadata or {}):
+        kind = RateExceeded
     return kind(message or reason or code, code=code, reason=reason, metadata=metadata)
 
 

@@ -23,6 +23,7 @@ LATENESS_MS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 5_000, 60_000)
 LATENCY_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 10_000)
 
 
+MAX_QUOTA_LABELS = 1_000  # series; principals beyond are counted as `other`
 MAX_SCALAR_VALUES = 16  # so many values are counted faster one by one than by NumPy
 
 
@@ -92,10 +93,18 @@ class NodeMetrics:
     lateness: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENESS_MS)))
     enqueue_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
     denied: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by operation, why, allowed all the same
+    quota_refused: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by topic, or principal, and quota
     unauthenticated: Counter[str] = field(default_factory=Counter)  # by what is wrong with the token or certificate
     recovery_seconds: float = 0.0
     scrub_bytes: int = 0
     scrub_errors: int = 0
+
+    def count_quota_refused(self, topic: str, principal: str, quota: str, requests: int) -> None:
+        """topic, principal: whose quota it is; the other is empty."""
+        label = topic, principal, quota
+        if principal and label not in self.quota_refused and len(self.quota_refused) >= MAX_QUOTA_LABELS:
+            label = "", "other", quota
+        self.quota_refused[label] += requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +215,13 @@ class NodeCollector(Collector):
         for labels, value in m.denied.items():
             denied.add_metric(labels, value)
         yield denied
+        over = CounterMetricFamily(
+            "delay_quota_refused", "Enqueue requests over a quota of their topic, or of the user that sent them",
+            labels=["topic", "principal", "quota"],
+        )  # fmt: skip
+        for labels, value in m.quota_refused.items():
+            over.add_metric(labels, value)
+        yield over
         unknown = CounterMetricFamily(
             "delay_unauthenticated", "Tokens and certificates that were refused", labels=["reason"]
         )

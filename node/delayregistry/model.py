@@ -40,6 +40,7 @@ def renewal_s(lease_seconds: int) -> float:
     return min(RENEWED_PART * lease_seconds, MAX_RENEWAL_S)
 
 
+MAX_QUOTA = 10**15
 MAX_TOPIC_CHARS = 50
 # A topic's name is part of a Kubernetes object's name and of a directory's.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -97,6 +98,20 @@ FIRST_VERSION = VersionRange(1, 1)  # what a release before 0.2 knows, which say
 
 
 @dataclass(frozen=True, slots=True)
+class TopicQuotas:
+    """What a topic takes; None: no limit. Of all its queues together, each of which has a part."""
+
+    pending_messages: int | None = None
+    pending_bytes: int | None = None
+    enqueue_per_second: int | None = None  # messages
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if (value := getattr(self, name)) is not None:
+                _within(name, value, 1, MAX_QUOTA)
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSpec:
     name: str
     queues: int
@@ -106,6 +121,7 @@ class TopicSpec:
     max_attempts: int = 16
     max_delay_ms: int | None = None  # None: the cluster's horizon
     max_release_per_second: int | None = None  # for the whole topic; None: no limit
+    quotas: TopicQuotas | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from delayregistry.codec import dumps, loads_strict
-from delayregistry.model import MAX_TOPIC_CHARS, BadSpec, Version
+from delayregistry.model import MAX_QUOTA, MAX_TOPIC_CHARS, BadSpec, Version
 
 MAX_DOCUMENT_BYTES = 1 << 20  # a ConfigMap's limit
 MAX_ISSUERS = 16
@@ -119,18 +119,17 @@ class AccessRule:
 
 @dataclass(frozen=True, slots=True)
 class UserQuotas:
-    """What a user may have or do; None: no limit of its own."""
+    """What a user may send to each node; None: no limit of its own. A message that waits has no owner: pending
+    messages and bytes are quotas of topics."""
 
-    pending_messages: int | None = None
-    pending_bytes: int | None = None
     enqueue_per_second: int | None = None  # messages
-    connections: int | None = None
+    enqueue_bytes_per_second: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 10**15:
-                raise BadSpec(f"{name} is {value}; allowed: 0 to 10^15")
+            if value is not None and not 1 <= value <= MAX_QUOTA:
+                raise BadSpec(f"{name} is {value}; allowed: 1 to {MAX_QUOTA}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,8 @@ class SecurityUser:
         _check_principal(self.principal)
         if len(self.rules) > MAX_RULES:
             raise BadSpec(f"user {self.principal} has {len(self.rules)} rules; the limit is {MAX_RULES}")
+        if self.quotas is not None and self.principal.startswith("group:"):
+            raise BadSpec(f"user {self.principal} has quotas; those are of one principal, and a group has many")
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ def test_a_name_of_megabytes_makes_no_message_of_megabytes() -> None:
 
 
 def test_quotas_are_the_users() -> None:
-    quotas = UserQuotas(connections=5)
+    quotas = UserQuotas(enqueue_per_second=5)
     document = SecuritySpec(AuthorizationMode.OFF, users=(SecurityUser(SHOP.principal, (), quotas),))
     assert (rights(document).quotas(SHOP), rights(document).quotas(NOBODY)) == (quotas, None)
 

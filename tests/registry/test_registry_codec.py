@@ -10,6 +10,7 @@ import pytest
 from delayapi.log_levels import LogLevel
 from delayregistry.codec import BadRecord, dumps, loads, loads_tuple
 from delayregistry.model import (
+    MAX_QUOTA,
     BadSpec,
     BootstrapVolumes,
     ClusterSpec,
@@ -23,6 +24,7 @@ from delayregistry.model import (
     ShardSpec,
     ShardStatus,
     Switchover,
+    TopicQuotas,
     TopicSpec,
     TopicType,
     VersionRange,
@@ -44,6 +46,7 @@ def drawn(kind: type[Value], **strategies: st.SearchStrategy[Any]) -> st.SearchS
 text = st.text(max_size=20)
 node = st.sampled_from(["n0", "n1", "n2"])
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+quota = st.none() | st.integers(1, MAX_QUOTA)
 topics = drawn(
     TopicSpec,
     name=names,
@@ -54,6 +57,7 @@ topics = drawn(
     max_attempts=st.integers(1, 1_000),
     max_delay_ms=st.none() | st.integers(1, 10**9),
     max_release_per_second=st.none() | st.integers(1, 10**9),
+    quotas=st.none() | st.builds(TopicQuotas, quota, quota, quota),
 )
 clusters = drawn(
     ClusterSpec,

@@ -32,7 +32,7 @@ SHA = "0" * 64
 ALL = NamePattern(prefix="")
 name = st.from_regex(r"[a-z0-9]{1,10}", fullmatch=True)
 patterns = st.builds(NamePattern, literal=name) | st.builds(NamePattern, prefix=name | st.just(""))
-limits = st.none() | st.integers(0, 10**15)
+limits = st.none() | st.integers(1, 10**15)
 principals = st.builds("system:serviceaccount:{}:{}".format, name, name) | st.builds(
     "oidc:https://{}#{}".format, name, name
 )
@@ -46,7 +46,7 @@ users = st.builds(
     SecurityUser,
     principal=principals,
     rules=st.lists(rules, max_size=3).map(tuple),
-    quotas=st.none() | st.builds(UserQuotas, limits, limits, limits, limits),
+    quotas=st.none() | st.builds(UserQuotas, limits, limits),
 )
 issuers = st.builds(
     TokenIssuer,
@@ -201,8 +201,10 @@ def test_what_is_too_much_is_refused() -> None:
         SecurityUser("token:a", (rule,) * 201)
     with pytest.raises(BadSpec, match="10001 users"):
         SecuritySpec(OFF, users=tuple(SecurityUser(f"token:{i}") for i in range(10_001)))
-    with pytest.raises(BadSpec, match="pending_bytes is -1"):
-        UserQuotas(pending_bytes=-1)
+    with pytest.raises(BadSpec, match="enqueue_per_second is 0; allowed: 1 to"):
+        UserQuotas(enqueue_per_second=0)
+    with pytest.raises(BadSpec, match="has quotas; those are of one principal"):
+        SecurityUser("group:shop", quotas=UserQuotas(enqueue_per_second=1))
     with pytest.raises(BadSpec, match="64 of 0-9"):
         StaticToken("a", "secret")
     long = tuple(SecurityUser("token:" + f"{i}".zfill(500)) for i in range(3_000))

@@ -141,7 +141,7 @@ class Node:
             resources=resources, registry=self.membership, peers=peering.links,
             replica_leases=peering.replica_leases, transfers=TransferPermits(),
             boot_ms=boot_ms, cluster=lambda: self.routes.cluster, shard_config=self._shard_config,
-            release_rate=self.routes.release_rate, stopping=self.routes.stopping,
+            release_rate=self.routes.release_rate, quotas=self.routes.quotas, stopping=self.routes.stopping,
         )  # fmt: skip
         replicas = self._replicas = Replicas(context)
         self.finder = ShardFinder(self.config.node, self.routes, replicas)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from delayregistry.model import ClusterSpec, Delivery, NodeLease, ShardObject, TopicType
+from delayregistry.model import ClusterSpec, Delivery, NodeLease, ShardObject, TopicQuotas, TopicType
 
 from delaynode.listener_options import DIALS_TLS, INTERNAL, PLAIN
 from delaynode.store.errors import Refused
@@ -124,6 +125,15 @@ class Routes:
         if topic is None or topic.max_release_per_second is None:
             return None
         return rate_limit.share(topic.max_release_per_second, topic.queues, shard.spec.queue)
+
+    def quotas(self, shard: ShardObject) -> TopicQuotas | None:
+        """The shard's part of its topic's quotas."""
+        topic = self.cluster.topic(shard.spec.topic) if self.cluster else None
+        if topic is None or topic.quotas is None:
+            return None
+        whole = (topic.quotas.pending_messages, topic.quotas.pending_bytes, topic.quotas.enqueue_per_second)
+        share = partial(rate_limit.share, queues=topic.queues, queue=shard.spec.queue)
+        return TopicQuotas(*(None if quota is None else share(quota) for quota in whole))
 
     def topic_type(self, topic: str) -> TopicType:
         """Which messages it takes; of a topic that nobody asks for any more: all."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, TopicQuotas, Version
 
 from delaynode.replica.hosts.host import NodeResources
 from delaynode.replication.catch_up import CatchUpBudget
@@ -59,6 +59,7 @@ class ReplicaContext:
     cluster: Callable[[], ClusterSpec | None]
     shard_config: Callable[[ShardSpec], ShardConfig]
     release_rate: Callable[[ShardObject], int | None]
+    quotas: Callable[[ShardObject], TopicQuotas | None]
     stopping: Callable[[str], bool]
     catching_up: CatchUpBudget = field(default_factory=CatchUpBudget)
 

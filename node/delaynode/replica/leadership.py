@@ -98,6 +98,7 @@ class Leadership:
         if self.master is not None and cluster is not None:
             self.master.min_in_sync = cluster.min_in_sync
             self.master.set_release_rate(self._context.release_rate(self._copy.object))
+            self.master.set_quotas(self._context.quotas(self._copy.object))
 
     def hand_over(self) -> None:
         """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
@@ -187,6 +188,7 @@ class Leadership:
             leader.state.host = master
             master.on_failed = partial(self._master_failed, master)
             master.set_release_rate(context.release_rate(copy.object))
+            master.set_quotas(context.quotas(copy.object))
             self.master = master
             await master.start(spec.epoch, context.node)
         except (Damaged, OSError, Refused) as error:

@@ -15,6 +15,7 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.edge import Body, Call, Forwardable, Serve
 from delaynode.server.forward import Forwarder
 from delaynode.server.operations import AUDITED, OPERATIONS, needed
+from delaynode.server.quotas import EnqueueQuotas
 from delaynode.store.errors import Damaged, Impossible, Refused
 
 ServeShard: TypeAlias = Callable[[Any, ShardHost, Answers], Awaitable[Message | Body]]
@@ -38,6 +39,7 @@ class Dispatch:
         self.node = node
         self.forwarder = Forwarder(node.certificates)
         self.flow = node.flow
+        self.quotas = EnqueueQuotas(node.security.rights, node.metrics)
 
     def for_shard(self, method: str, request_type: type[Message], serve: ServeShard, *, reads: bool = False) -> Serve:
         """Parse a request that names a shard, and serve it here or where the shard is.

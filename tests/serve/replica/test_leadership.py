@@ -29,7 +29,7 @@ class Chosen:
         self.registry: ShardObject | Exception | None = OUTSIDE
         context = SimpleNamespace(
             node="n2", incarnation="p2", boot_ms=lambda: 0, cluster=lambda: self.desired, registry=self,
-            release_rate=lambda _: None,
+            release_rate=lambda _: None, quotas=lambda _: None,
         )  # fmt: skip
         self.copy = SimpleNamespace(
             uid=1, name="orders-0", object=OUTSIDE, role=ReplicaRole.SLAVE, storage=SimpleNamespace(replica_id="c2"),

@@ -14,6 +14,7 @@ import numpy as np
 from delayapi.errors import DETAILS_KEY
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.auth.identity import ANONYMOUS, Identity
+from delaynode.auth.rights import Rights
 from delaynode.limits.budget import Answers, Budget
 from delaynode.node.routes import RemoteMaster, RemoteNode
 from delaynode.replica.hosts.master import ShardHost
@@ -22,6 +23,7 @@ from delaynode.server.edge import Call
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.enqueue import EnqueueCalls
 from delaynode.server.handlers.rows import RowGroup
+from delaynode.server.quotas import EnqueueQuotas
 from delaynode.server.rpc import status_of
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import BatchRun
@@ -65,7 +67,12 @@ class Recorded:
 
 
 def group(
-    requests: Sequence[pb.EnqueueRequest], answers: Any, *, passed_on: bool = False, deadline_ms: Sequence[int] = ()
+    requests: Sequence[pb.EnqueueRequest],
+    answers: Any,
+    *,
+    caller: Identity = ANONYMOUS,
+    passed_on: bool = False,
+    deadline_ms: Sequence[int] = (),
 ) -> RowGroup:
     """The requests, all for one queue, as one group."""
     relative = b""
@@ -75,7 +82,7 @@ def group(
     (time,), (size,), (key,), (tag,) = columns
     runs = [BatchRun(one.producer_id, one.number, one.count) for one in requests]
     return RowGroup(
-        requests[0].topic, requests[0].queue, ANONYMOUS, passed_on, time, relative, size, key, tag,
+        requests[0].topic, requests[0].queue, caller, passed_on, time, relative, size, key, tag,
         b"".join(one.records for one in requests), runs,
         np.array(deadline_ms or [-1] * len(requests), np.int64), answers,
     )  # fmt: skip
@@ -112,6 +119,9 @@ class Place:
         routes = SimpleNamespace(topic_type=lambda _: TopicType.MIXED)
         metrics = self._host.resources.metrics
         self.node = SimpleNamespace(disk=self, routes=routes, clock=made.clock, metrics=metrics)
+        self.rights = Rights(closed=False)
+        self.quota_ms = 0
+        self.quotas = EnqueueQuotas(self.rights, metrics, lambda: self.quota_ms)
         self.flow = SimpleNamespace(coming_in=self.budget, answers=lambda call: Answers(self.budget, call))
 
     def __getattr__(self, name: str) -> Any:
@@ -149,7 +159,7 @@ class Place:
         other.remote, other.maintenance = False, Room()
         try:
             await asyncio.sleep(0.001 * (len(data) % 3))
-            return await enqueue(other, data)
+            return await enqueue(other, data, caller)
         except Refused as refused:
             status = status_of(refused)
             metadata = grpc.aio.Metadata((DETAILS_KEY, status.details))
@@ -160,16 +170,17 @@ class Place:
             self.forwarding -= 1
 
 
-async def enqueue(place: Place, data: bytes) -> bytes:
+async def enqueue(place: Place, data: bytes, caller: Identity = ANONYMOUS) -> bytes:
     """A request by the other way: EnqueueCalls, one for each. Raises Refused."""
-    call = cast(Call, SimpleNamespace(peer=lambda: "", forwarded=lambda: True, time_remaining=lambda: None))
+    said = {"peer": "", "forwarded": True, "time_remaining": None, "identity": caller}
+    call = cast(Call, SimpleNamespace(**{name: lambda value=value: value for name, value in said.items()}))
     return await EnqueueCalls(place.as_dispatch()).enqueue(data, call, Answers(place.budget, call))
 
 
-async def outcome_of(place: Place, request: Message) -> Outcome:
+async def outcome_of(place: Place, request: Message, caller: Identity = ANONYMOUS) -> Outcome:
     """The same as an outcome."""
     try:
-        answer = pb.EnqueueResponse.FromString(await enqueue(place, request.SerializeToString()))
+        answer = pb.EnqueueResponse.FromString(await enqueue(place, request.SerializeToString(), caller))
     except Refused as refused:
         return Outcome(refused.reason)
     return Outcome("", answer.first_seq, answer.count, answer.duplicate)

@@ -63,7 +63,7 @@ class Arrivals:
         self._late: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._retry_seconds = CLOCK_RETRY_SECONDS
-        self.messages = 0  # in batches that are not appended yet
+        self.messages = self.record_bytes = 0  # in batches that are not appended yet
 
     def add(self, batch: IncomingBatch) -> Stored:
         """The answer comes once the batch is committed; Refused where it is not stored."""
@@ -72,7 +72,7 @@ class Arrivals:
             answer.set_result([self.add(part) for part in split(batch)])  # type: ignore[misc]
             return answer
         one = Arrival(batch, answer, self._loop.time() + CLOCK_WAIT_SECONDS)
-        self.messages += len(batch.time)
+        self._count(batch, 1)
         if batch.producer in self._held_producers and not self._appender.is_stored(batch):
             self._held.append(one)  # not before the one that is held
             return answer
@@ -91,7 +91,7 @@ class Arrivals:
     def refuse_all(self, refusal: Callable[[], Refused]) -> None:
         """Nothing is appended any more."""
         refused = self._waiting + self._held
-        self._waiting, self.messages = [], 0
+        self._waiting, self.messages, self.record_bytes = [], 0, 0
         self._hold([])
         for one in refused:
             if not one.answer.done():
@@ -101,8 +101,13 @@ class Arrivals:
             if timer is not None:
                 timer.cancel()
 
+    def _count(self, batch: IncomingBatch, sign: int) -> None:
+        self.messages += sign * len(batch.time)
+        self.record_bytes += sign * len(batch.records)
+
     def _append(self, arrived: list[Arrival]) -> None:
-        self.messages -= sum(len(one.batch.time) for one in arrived)
+        for one in arrived:
+            self._count(one.batch, -1)
         try:
             self._append_those(arrived)
         except Exception as error:
@@ -134,7 +139,8 @@ class Arrivals:
             else:
                 self._settle(one, answer, held, now)
         if held:
-            self.messages += sum(len(one.batch.time) for one in held)
+            for one in held:
+                self._count(one.batch, 1)
             self._hold(self._held + held)
 
     def _settle(self, one: Arrival, answer: Appended | Exception, held: list[Arrival], now: float) -> None:

@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
+from delayregistry.model import TopicQuotas
 
 from delaynode.replica.hosts.arrivals import Arrivals, Stored
 from delaynode.replica.hosts.host import CopyHost, NodeResources
+from delaynode.replica.hosts.quotas import Quota, shard_quotas
 from delaynode.replication.transport.until import wait_event, wait_until
 from delaynode.store.columns import lowest
 from delaynode.store.errors import Damaged, Refused
@@ -85,6 +87,8 @@ class ShardHost(CopyHost):
         self._arrivals = Arrivals(self, self.on_proposed)
         self._rate_limit: RateLimit | None = None  # of releases, where the topic has a cap
         self._paced_end = 0  # queue offset: the pace knows of the releases before it
+        self.topic_quotas: tuple[Quota, ...] = ()  # of the topic; this shard's part
+        self._quotas: TopicQuotas | None = None
         self._tick_wakeup = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
 
@@ -324,6 +328,18 @@ class ShardHost(CopyHost):
             self._rate_limit = RateLimit(rate, now) if self._rate_limit is None else self._rate_limit.changed(rate, now)
             self._paced_end = self.shard.queue.end
         self._tick_wakeup.set()
+
+    def set_quotas(self, share: TopicQuotas | None) -> None:
+        """share: this shard's part of its topic's quotas; None: it has none."""
+        if share == self._quotas:
+            return
+        self._quotas, self.topic_quotas = share, ()
+        if share is not None:
+            shard, arrivals = self.shard, self._arrivals
+            self.topic_quotas = shard_quotas(
+                self.topic, shard.identity.queue, share, lambda: shard.index.pending + arrivals.messages,
+                lambda: shard.index.pending_bytes + arrivals.record_bytes,
+            )  # fmt: skip
 
     async def _sleep(self, seconds: float) -> None:
         self._tick_wakeup.clear()

@@ -14,6 +14,7 @@ from delayapi.wirefields import WireError
 from delayregistry.model import TopicType
 from numpy.typing import NDArray
 
+from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers, Hold
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.master import ShardHost
@@ -22,7 +23,7 @@ from delaynode.server.edge import Body, Call, Stream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
-from delaynode.store.log.incoming_batch import IncomingBatch, columns_of
+from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, columns_of
 from delaynode.store.shard import Appended
 
 MAX_UNANSWERED = 16
@@ -55,19 +56,32 @@ class EnqueueCalls:
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
             return await forwarder.call(found.node, "Enqueue", data, call.time_remaining(), call.identity())
-        taken = await self._take(found, view, len(data))
+        taken = await self._take(found, view, len(data), call.identity())
         del data, view  # a frame may have a copy; it is not to be in memory twice until it is committed
         return await self._answer_stored(taken)
 
-    async def _take(self, host: ShardHost, view: EnqueueRequestView, size: int) -> TakenBatch:
+    async def _take(self, host: ShardHost, view: EnqueueRequestView, size: int, caller: Identity) -> TakenBatch:
         """Take a request of `size` bytes, to be stored with the shard's next write."""
-        batch = _batch(view)
-        node = self._dispatch.node
-        check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
-        node.disk.check(size)
-        started = time.monotonic()
-        await host.maintenance.wait_room()
-        return TakenBatch(host, host.enqueue(batch), started)
+        run = BatchRun(view.producer_id, view.number, view.count)
+        quotas = self._dispatch.quotas
+        charge = quotas.charge(host, caller, run, len(view.records))
+        try:
+            batch = _batch(view)
+            node = self._dispatch.node
+            check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
+            node.disk.check(size)
+            started = time.monotonic()
+            await host.maintenance.wait_room()
+            if charge is not None:
+                quotas.check_waiting(host, run, len(view.records))
+            taken = TakenBatch(host, host.enqueue(batch), started)
+        except BaseException:
+            if charge is not None:
+                charge.give_back(0, 1)
+            raise
+        if charge is not None:
+            taken.answer.add_done_callback(charge.settle)
+        return taken
 
     async def _answer_stored(self, taken: TakenBatch) -> Body:
         """The answer, once it is true."""
@@ -138,7 +152,7 @@ class EnqueueCalls:
                     body = await forwarder.call(found.node, "Enqueue", data, FORWARD_SECONDS, call.identity())
                     self._budget.release(hold)
                     return _ready(body)
-                taken = await self._take(found, view, len(data))
+                taken = await self._take(found, view, len(data), call.identity())
             except BaseException:
                 self._budget.release(hold)
                 raise

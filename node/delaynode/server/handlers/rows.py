@@ -11,9 +11,10 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -23,9 +24,11 @@ from delaynode.auth.identity import Identity
 from delaynode.node.routes import RemoteMaster
 from delaynode.replica.hosts.arrivals import Stored
 from delaynode.replica.hosts.master import ShardHost
+from delaynode.replica.hosts.quotas import Quota
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.enqueue import FORWARD_SECONDS, check_type
+from delaynode.server.quotas import Charge, costs_of
 from delaynode.store.columns import lowest
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, columns_of
@@ -53,7 +56,7 @@ class RowGroup:
 
     time: i64[n], relative: u8[n] or empty, size, key, tag: u32[n] as IncomingBatch has them; runs: r of them.
     deadline_ms: i64[r], when each client gives up, on the clock of time.monotonic(); -1: never.
-    caller: of them all. passed_on: by another node.
+    caller: of them all. passed_on: by another node. admitted: the quotas have let it in, and it has waited since.
     """
 
     topic: str
@@ -69,6 +72,7 @@ class RowGroup:
     runs: Sequence[BatchRun]
     deadline_ms: I64
     answers: RowAnswers
+    admitted: bool = False
 
     def forwarded(self) -> bool:
         return self.passed_on
@@ -101,7 +105,8 @@ class RowCalls:
         """Store the group's requests, or pass them on; each is answered, now or later. Raises nothing."""
         try:
             if len(group.runs) > MAX_FRAME_REQUESTS:
-                for part in _parts(group, MAX_FRAME_REQUESTS):
+                bounds = [*range(0, len(group.runs), MAX_FRAME_REQUESTS), len(group.runs)]
+                for part in _parts(group, bounds):
                     self.take(part)
             else:
                 self._take(group)
@@ -113,6 +118,12 @@ class RowCalls:
             raise Refused("NOT_SERVING", "the node is stopping")
         # Before any line: what another node has passed on must not wait for what this one passes on to it.
         found = self._dispatch.find_host("Enqueue", group, group)
+        if isinstance(found, RemoteMaster):  # which asks for quotas itself
+            self._place(found, group)
+        else:
+            self._admit(found, group, partial(self._place, found))
+
+    def _place(self, found: RemoteMaster | ShardHost, group: RowGroup) -> None:
         lines = self._lines.get((group.topic, group.queue), {})
         if WHOLE in lines:
             self._line_up(WHOLE, group)
@@ -123,6 +134,34 @@ class RowCalls:
         else:
             self._store(found, group)
 
+    def _admit(self, host: ShardHost, group: RowGroup, then: Callable[[RowGroup], None]) -> None:
+        """Go on with what of the group the quotas let in, in order; the rest is refused. Raises nothing."""
+        quotas = self._dispatch.quotas.of(host, group.caller)
+        parts = [group] if not quotas else self._within(host, quotas, group)
+        for part in parts:
+            try:
+                then(part)
+            except Exception as error:
+                refuse(part.answers, 0, len(part.runs), error)
+
+    def _within(self, host: ShardHost, quotas: Sequence[Quota], group: RowGroup) -> list[RowGroup]:
+        """The parts of the group that the quotas let in."""
+        costs = costs_of(group.runs, np.frombuffer(group.size, "<u4"))
+        ask = self._dispatch.quotas
+        if group.admitted:
+            taken, refused, charge = ask.admit_waiting(host, group.runs, costs)
+        else:
+            taken, refused, charge = ask.admit(host, quotas, group.runs, costs)
+        charged = replace(group, answers=_ChargedAnswers(group.answers, charge), admitted=True)
+        if refused is None:
+            return [charged]
+        bounds = [0, *(at for at in range(1, len(taken)) if taken[at] != taken[at - 1]), len(taken)]
+        for first, end in pairwise(bounds):
+            if not taken[first]:
+                refuse(group.answers, first, end, refused)
+        parts = _parts(charged, bounds)
+        return [part for part, first in zip(parts, bounds, strict=False) if taken[first]]
+
     # ------------------------------------------------------------ stored here
     def _store(self, host: ShardHost, group: RowGroup) -> None:
         """With the shard's next write; each request by itself where the group does not fit. Raises Refused."""
@@ -132,7 +171,7 @@ class RowCalls:
         except Refused:
             if requests == 1:
                 raise
-            for one in _parts(group, 1):
+            for one in _singles(group):
                 try:
                     self._store(host, one)
                 except Exception as error:
@@ -178,7 +217,7 @@ class RowCalls:
     # ------------------------------------------------------------ what waits
     def _spread(self, group: RowGroup) -> None:
         """Put each request into a lane, those of a producer into the same."""
-        for one in _parts(group, 1):
+        for one in _singles(group):
             self._line_up((one.runs[0].producer or next(self._lane)) % FORWARD_LANES, one)
 
     def _line_up(self, number: int, group: RowGroup) -> None:
@@ -217,7 +256,7 @@ class RowCalls:
             await self._forward(found, group)
         else:
             await found.maintenance.wait_room()
-            self._store(found, group)
+            self._admit(found, group, partial(self._store, found))
 
     async def _forward(self, found: RemoteMaster, one: RowGroup) -> None:
         """Pass a group of one request on, and answer it. Raises Refused, ForwardedError."""
@@ -270,14 +309,36 @@ class _PartAnswers:
         self.answers.refused(self.start + first, self.start + end, error)
 
 
-def _parts(group: RowGroup, requests: int) -> list[RowGroup]:
-    """The group as groups of so many requests."""
+@dataclass(frozen=True, slots=True)
+class _ChargedAnswers:
+    """The answers to a group whose requests have taken of quotas."""
+
+    answers: RowAnswers
+    charge: Charge
+
+    def stored(self, first: int, end: int, uid: int, appended: Appended) -> None:
+        if appended.duplicate:
+            self.charge.give_back(first, end)
+        self.answers.stored(first, end, uid, appended)
+
+    def refused(self, first: int, end: int, error: Refused | ForwardedError) -> None:
+        self.charge.give_back(first, end)
+        self.answers.refused(first, end, error)
+
+
+def _singles(group: RowGroup) -> list[RowGroup]:
+    """Each request as a group."""
+    return _parts(group, range(len(group.runs) + 1))
+
+
+def _parts(group: RowGroup, bounds: Sequence[int]) -> list[RowGroup]:
+    """The group cut at these requests; bounds: ascending, from 0 to their number."""
     views = [memoryview(one) for one in (group.time, group.relative, group.size, group.key, group.tag, group.records)]
     time_, relative, size, key, tag, records = views
     sizes = np.frombuffer(group.size, "<u4")
     parts, at, byte = [], 0, 0
-    for start in range(0, len(group.runs), requests):
-        rows = slice(start, start + requests)
+    for start, stop in pairwise(bounds):
+        rows = slice(start, stop)
         to = at + sum(run.messages for run in group.runs[rows])
         end = byte + int(sizes[at:to].sum(dtype=np.int64))
         parts.append(

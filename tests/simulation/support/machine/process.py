@@ -189,7 +189,7 @@ class Process:
             registry=self,
             peers=self.peers, replica_leases=self.replica_leases, transfers=TransferPermits(), boot_ms=clocks.boot_ms,
             cluster=lambda: self.cluster, shard_config=self._shard_config, release_rate=lambda _: None,
-            stopping=self._says_it_stops,
+            quotas=lambda _: None, stopping=self._says_it_stops,
         )  # fmt: skip
         self.handler = self.replicas = Replicas(self.context)
         self.replicas.start()
