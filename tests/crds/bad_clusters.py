@@ -139,6 +139,8 @@ SCHEMA = (
                "spec.topics[orders].maxAttempts: is 0; allowed: at least 1"),
     BadCluster("releases none", _topic(maxReleasePerSecond=0), By.SCHEMA, f"{ORDERS}.maxReleasePerSecond",
                "greater than or equal to 1", "spec.topics[orders].maxReleasePerSecond: is 0; allowed: at least 1"),
+    BadCluster("a quota of none", _topic(quotas={"pendingMessages": 0}), By.SCHEMA, f"{ORDERS}.quotas.pendingMessages",
+               "greater than or equal to 1", "spec.topics[orders].quotas.pendingMessages: is 0; allowed: at least 1"),
     BadCluster("no lease", _spec(failover={"leaseSeconds": 0}), By.SCHEMA, "spec.failover.leaseSeconds",
                "greater than or equal to 2", "spec.failover.leaseSeconds: is 0; allowed: at least 2"),
     BadCluster("a lease as short as its renewals", _spec(failover={"leaseSeconds": 1}), By.SCHEMA,

@@ -13,7 +13,7 @@ from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
 from delayrebalance.model import RebalanceError, SearchSettings
-from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicSpec, TopicType
+from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicQuotas, TopicSpec, TopicType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +58,7 @@ def test_every_request_arrives() -> None:
                 {
                     "name": "orders", "queues": 16, "type": "Delay", "retention": "12h", "dlqRetention": "2w",
                     "maxAttempts": 3, "maxDelay": "1d12h", "maxReleasePerSecond": 500,
+                    "quotas": {"pendingMessages": 10, "pendingBytes": 1 << 40, "enqueuePerSecond": 7},
                 }
             ],
             bootstrap={"volumes": "Refuse"},
@@ -84,7 +85,10 @@ def test_every_request_arrives() -> None:
             rebalance={"schedule": "0 3 * * *"},
         )
     )  # fmt: skip
-    topic = TopicSpec("orders", 16, TopicType.DELAY, 12 * 3_600_000, 14 * 86_400_000, 3, 36 * 3_600_000, 500)
+    topic = TopicSpec(
+        "orders", 16, TopicType.DELAY, 12 * 3_600_000, 14 * 86_400_000, 3, 36 * 3_600_000, 500,
+        TopicQuotas(10, 1 << 40, 7),
+    )  # fmt: skip
     assert made.cluster == ClusterSpec(
         "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60,
         BootstrapVolumes.REFUSE, LogLevel.DEBUG,

@@ -42,6 +42,7 @@ EFFECTS: Mapping[str, Effect] = {
     "topics.maxAttempts": Effect.LIVE,
     "topics.maxDelay": Effect.LIVE,
     "topics.maxReleasePerSecond": Effect.LIVE,
+    "topics.quotas": Effect.LIVE,
     "failover.leaseSeconds": Effect.RESTART,
     "failover.lagSeconds": Effect.NEXT_TERM,
     "failover.replaceAfterSeconds": Effect.OPERATOR,

@@ -16,7 +16,7 @@ from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
 from delayoperator.resources import ClusterView
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
 from delayoperator.resources.view import PodSpec, VolumeRequest
-from delayregistry.model import BootstrapVolumes, Durability
+from delayregistry.model import BootstrapVolumes, Durability, TopicQuotas
 from pydantic import BaseModel
 
 from tests.resources.clusters import MINIMAL, PRODUCTION, container, pod_spec, stateful_set
@@ -216,6 +216,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "topics.maxAttempts": topic(max_attempts=1),
     "topics.maxDelay": topic(max_delay_ms=1),
     "topics.maxReleasePerSecond": topic(max_release_per_second=None),
+    "topics.quotas": topic(quotas=TopicQuotas(pending_messages=1)),
     "failover.leaseSeconds": desired(lease_seconds=5),
     "failover.lagSeconds": desired(lag_seconds=5),
     "failover.replaceAfterSeconds": desired(replace_after_seconds=60),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -14,7 +15,8 @@ from delayapi.events import EventLog
 from delaylocal import LocalCluster, LocalClusterError
 from delaylocal.own_keys import SERVER_NAME, OwnKeys
 from delaynode.config import zone
-from delayregistry.model import MIN_LEASE_SECONDS, Delivery, Durability, TopicSpec
+from delayregistry.codec import camel
+from delayregistry.model import MIN_LEASE_SECONDS, Delivery, Durability, TopicQuotas, TopicSpec
 
 from delayctl.targets.contexts import BadConfig, Context, config_path, load, save
 
@@ -38,6 +40,21 @@ def _topics(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return tuple(topics)
 
 
+def _quotas(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, TopicQuotas]:
+    known = {camel(name): name for name in TopicQuotas.__slots__}
+    found = {}
+    for value in values:
+        topic, _, rest = value.partition(":")
+        try:
+            pairs = [one.partition("=") for one in rest.split(",")]
+            if unknown := [name for name, _, _ in pairs if name not in known]:
+                raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}")
+            found[topic] = TopicQuotas(**{known[name]: int(limit) for name, _, limit in pairs})
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r}: expected NAME:QUOTA=N[,QUOTA=N] ({error})", ctx, param) from error
+    return found
+
+
 def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     try:
         return tuple(zone(name.strip()) for name in value.split(",")) if value else ()
@@ -55,6 +72,13 @@ def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     callback=_topics,
     help=f"A topic; may be repeated, and added to later [default queues: {DEFAULT_QUEUES}]. RATE: the most messages a "
     "second that it may release [default: no limit].",
+)
+@click.option(
+    "--quotas",
+    multiple=True,
+    metavar="NAME:QUOTA=N,...",
+    callback=_quotas,
+    help="Quotas of a topic that --topic names: pendingMessages, pendingBytes, enqueuePerSecond [default: no limits].",
 )
 @click.option(
     "--data",
@@ -113,6 +137,7 @@ def _zones(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--json", "as_json", is_flag=True, help="No words for people on stderr: events only.")
 def local(
     topics: tuple[TopicSpec, ...],
+    quotas: dict[str, TopicQuotas],
     data: Path,
     durability: str | None,
     delivery: str | None,
@@ -126,6 +151,9 @@ def local(
     JSON lines on stderr. A node process that dies is restarted.
     SIGUSR1, or `delayctl nodes restart`, restarts the nodes one at a time.
     """
+    if unnamed := quotas.keys() - {topic.name for topic in topics}:
+        raise click.UsageError(f"--quotas: no --topic names {', '.join(sorted(unnamed))}")
+    topics = tuple(replace(topic, quotas=quotas.get(topic.name)) for topic in topics)
     if not topics and not (data / "registry.db").exists():
         raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
     signals = _Signals()

@@ -12,6 +12,7 @@ from delayapi.log_levels import LogLevel
 from delayregistry.model import (
     MAX_HORIZON_DAYS,
     MAX_QUEUES,
+    MAX_QUOTA,
     MIN_LEASE_SECONDS,
     BootstrapVolumes,
     Delivery,
@@ -37,6 +38,24 @@ from delayoperator.crds.base import (
 from delayoperator.crds.pod import Labels, PodTemplate, Resources
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.status import DelayClusterStatus
+
+
+class Quotas(Model):
+    """What a topic takes, of all its producers together. Each queue has an equal part, which its master enforces; what
+    is over is refused with QUOTA, and stored messages are never touched. Absent: no limit."""
+
+    pending_messages: Int | None = Field(
+        None, ge=1, le=MAX_QUOTA, description="The most messages that wait for their due."
+    )
+    pending_bytes: Int | None = Field(
+        None, ge=1, le=MAX_QUOTA, description="The most bytes of messages that wait for their due."
+    )
+    enqueue_per_second: Int | None = Field(
+        None,
+        ge=1,
+        le=MAX_QUOTA,
+        description="The most messages a second that are taken; one second's may come at once.",
+    )
 
 
 class Topic(Model):
@@ -86,6 +105,7 @@ class Topic(Model):
         description="The most messages a second that fall due and are released, for the whole topic; the rest waits in "
         "order. Absent: no limit. It protects consumers from a herd of messages with one due time.",
     )
+    quotas: Quotas | None = Field(None, description="What the topic takes. Absent: no limits.")
 
 
 class Failover(Model):

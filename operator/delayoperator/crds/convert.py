@@ -13,7 +13,7 @@ from typing import Any
 
 from delayapi.durations import parse_duration_ms
 from delayapi.units import DAY_MS
-from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
+from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicQuotas, TopicSpec
 from pydantic import ValidationError
 
 from delayoperator.crds import limits
@@ -225,6 +225,7 @@ def _topic(topic: Topic) -> TopicSpec:
         max_attempts=topic.max_attempts,
         max_delay_ms=None if topic.max_delay is None else parse_duration_ms(topic.max_delay),
         max_release_per_second=topic.max_release_per_second,
+        quotas=None if topic.quotas is None else TopicQuotas(**dict(topic.quotas)),
     )
 
 
