@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -78,6 +79,8 @@ class NodeState:
     orphan_copies: int = 0
     orphan_bytes: int = 0
     security_bad: bool = False  # the security document can't be followed
+    # By use, whether what is on disk can't be used, and when what is in use expires, Unix time, s; None: there is none.
+    certificates: tuple[tuple[str, bool, float | None], ...] = ()
 
 
 @dataclass(slots=True)
@@ -193,6 +196,18 @@ class NodeCollector(Collector):
         ]
         for name, what, figure in gauges:
             yield GaugeMetricFamily(name, what, value=figure)
+        unusable = GaugeMetricFamily(
+            "delay_certificate_unusable", "1: what is on disk can't be used; what was good before is", labels=["use"]
+        )
+        expiry = GaugeMetricFamily(
+            "delay_certificate_expiry_seconds", "Until the certificate in use, or the last CA, expires", labels=["use"]
+        )
+        for use, bad, expires_s in s.certificates:
+            unusable.add_metric([use], bad)
+            if expires_s is not None:
+                expiry.add_metric([use], expires_s - time.time())
+        yield unusable
+        yield expiry
         in_flight = GaugeMetricFamily(
             "delay_in_flight_bytes", "Batches not yet committed, answers not yet read", labels=["direction"]
         )

@@ -43,6 +43,13 @@ class NodeCertificates:
         """What is wrong with what is on disk, by use. What was good before is still used."""
         return {use: store.problem for use, store in self.stores.items() if store.problem is not None}
 
+    def figures(self) -> tuple[tuple[str, bool, float | None], ...]:
+        """By use: whether what is on disk can't be used, and when what is in use expires, Unix time, s."""
+        return tuple(
+            (use, store.problem is not None, None if (held := store.current) is None else held.not_after_ms / 1_000)
+            for use, store in self.stores.items()
+        )
+
     def tell_changes(self, log: Callable[..., None]) -> None:
         """Say what has become wrong, or good again, since the last time."""
         found = self.problems()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from delaynode.metrics import FlowFigures, NodeCollector, NodeMetrics, TopicLoad
+from delaynode.metrics import FlowFigures, NodeCollector, NodeMetrics, NodeState, TopicLoad
 from delayoperator.cluster.conditions import ClusterObservation
 from delayoperator.cluster.reasons import NEEDS_PAGE
 from delayoperator.handlers.table import Clusters
@@ -38,6 +38,7 @@ def exposed() -> dict[str, set[str]]:
     collector = NodeCollector(metrics)
     collector.loads = {"orders": TopicLoad(1, (1, 1, 1))}
     collector.flow = FlowFigures(refused=1, panics=0)
+    collector.state = NodeState(certificates=(("server", True, 1e9),))
     families = [*collector.collect(), *operator_collector().collect()]
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

@@ -17,7 +17,8 @@ SLOW_SECONDS = 10.0  # of a write: longer than a disk ever takes that is well
 
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """kind: the event that says so in the log; text: with the figures of the moment."""
+    """kind: the event that says so in the log; empty: it is said where it is found. text: with the figures of the
+    moment."""
 
     kind: str
     text: str
@@ -37,7 +38,7 @@ def state(node: Node) -> NodeState:
     orphans, orphan_bytes = node.orphans()
     return NodeState(
         node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest, orphans, orphan_bytes,
-        bool(node.security.document.problem),
+        bool(node.security.document.problem), node.certificates.figures(),
     )  # fmt: skip
 
 
@@ -64,6 +65,10 @@ def conditions(node: Node) -> list[NodeCondition]:
         text = f"{problem}; the document before stays in force"
         found.append(NodeCondition("security-document-bad", f"security: {text}"))
     found += (
+        NodeCondition("", f"certificate unusable: {use}: {why}; what was good before is used as long as it is valid")
+        for use, why in node.certificates.problems().items()
+    )
+    found += (
         NodeCondition("shard-stopped", f"shard {name} has stopped: {why}") for name, why in node.unusable().items()
     )
     return found
@@ -77,7 +82,7 @@ class ConditionLog:
         self._last: frozenset[str] = frozenset()
 
     def update(self, found: list[NodeCondition]) -> None:
-        text = {condition.kind: condition.text for condition in found}
+        text = {condition.kind: condition.text for condition in found if condition.kind}
         for kind in sorted(text.keys() - self._last):
             self._log(kind, text=text[kind])
         for kind in sorted(self._last - text.keys()):

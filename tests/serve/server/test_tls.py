@@ -7,6 +7,7 @@ import queue
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import Iterator
 
 import grpc
@@ -191,6 +192,17 @@ def _leaf(secured: Secured) -> bytes | None:
         return connection.getpeercert(binary_form=True)
 
 
+def _asked(secured: Secured, path: str) -> list[str]:
+    with urllib.request.urlopen(f"http://{secured.running.http[0]}/{path}", timeout=20) as answer:
+        return answer.read().decode().splitlines()
+
+
+def _figure(secured: Secured, name: str, use: str) -> float:
+    start = f'delay_certificate_{name}{{use="{use}"}} '
+    (line,) = [one for one in _asked(secured, "metrics") if one.startswith(start)]
+    return float(line.removeprefix(start))
+
+
 def test_a_bad_certificate_replaces_none_and_is_told_of(secured: Secured) -> None:
     good = _leaf(secured)
     secured.server.swap(Authority("other").issue(NAME), secured.ca.pem)
@@ -198,10 +210,16 @@ def test_a_bad_certificate_replaces_none_and_is_told_of(secured: Secured) -> Non
     (told,) = secured.events("certificate-unusable")
     assert told["use"] == "server"
     assert "ca.crt does not verify it" in told["reason"]
+    (line,) = [one for one in _asked(secured, "readyz") if "certificate unusable: server: " in one]
+    assert "ca.crt does not verify it" in line
+    assert _figure(secured, "unusable", "server") == 1
+    assert 0 < _figure(secured, "expiry_seconds", "server") < 400 * 86_400, "of the one that is still in use"
     assert _leaf(secured) == good
     serves(secured, "tls")
     secured.server.swap(secured.ca.issue(NAME), secured.ca.pem)
     poll("it is good again", lambda: secured.events("certificate-usable"), 30.0)
+    assert [one for one in _asked(secured, "readyz") if "certificate" in one] == []
+    assert {_figure(secured, "unusable", use) for use in ("server", "client-ca", "peer")} == {0}
 
 
 def test_cas_roll_over_with_old_and_new_trusted_together(secured: Secured) -> None:
