@@ -10,7 +10,16 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, Self, TypeVar
 
 from delayclient.admin import admin as _admin
-from delayclient.admin.views import CancelledByKey, DeletedGroup, GroupQueue, Outcome, Pending, Rescheduled, Wheel
+from delayclient.admin.views import (
+    AccessView,
+    CancelledByKey,
+    DeletedGroup,
+    GroupQueue,
+    Outcome,
+    Pending,
+    Rescheduled,
+    Wheel,
+)
 from delayclient.consumer import consumer as _consumer
 from delayclient.consumer import reader as _reader
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
@@ -208,6 +217,9 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
 
     def drop(self, topic: str, group: str, **options: Any) -> int:
         return self._thread.run(self._inner.drop(topic, group, **options))
+
+    def can_i(self, operation: str, topic: str = "", group: str = "", **options: Any) -> AccessView:
+        return self._thread.run(self._inner.can_i(operation, topic, group, **options))
 
     def _each(self, rows: Any) -> Iterator[Any]:
         async def following() -> Any:

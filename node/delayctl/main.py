@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "adopt": ("delayctl.cluster.adopt:adopt", "Rebuild a restored registry from the shards' copies."),
     "groups": ("delayctl.messages.groups:groups", "List, describe and delete consumer groups."),
     "dlq": ("delayctl.messages.dlq:dlq", "List, redrive and drop dead letters."),
+    "auth": ("delayctl.auth:auth", "Ask what callers may do."),
     "config": ("delayctl.config:config", "Name clusters, and say which of them commands go to."),
     "verify": ("delayctl.cluster.verify:verify", "Check the files of a stopped node or shard."),
     "bench": ("benchmarks.workloads.commands:bench", "Measure the workloads W1 to W5, W9 and W10."),

@@ -14,6 +14,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.admin.changes import HandleChanges, together
 from delayclient.admin.views import (
+    AccessView,
     CancelledByKey,
     DeletedGroup,
     GroupQueue,
@@ -286,6 +287,20 @@ class Admin(ClusterUser):
         request = delay_pb2.AcceptClockRequest(node=name, disbelieved_ms=disbelieved_ms)
         answer = await self._ask_node("AcceptClock", request, delay_pb2.AcceptClockResponse.FromString)
         return int(answer.moved_ms)
+
+    async def can_i(
+        self, operation: str, topic: str = "", group: str = "", *, principal: str = "", groups: Sequence[str] = ()
+    ) -> AccessView:
+        """Whether the caller may do an operation (Produce, Consume, Cancel, Browse, Describe, ManageGroup, Admin).
+
+        principal: another one, with `groups` of its token; only who may Admin can ask about others (NotAllowed).
+        Raises InvalidRequest where the question means nothing, such as an unknown operation.
+        """
+        request = delay_pb2.CheckAccessRequest(
+            operation=operation, topic=topic, group=group, principal=principal, groups=groups
+        )
+        answer = await self._ask_node("CheckAccess", request, delay_pb2.CheckAccessResponse.FromString)
+        return AccessView(answer.allowed, answer.why, answer.principal)
 
     async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
         """Any node that answers passes the question on."""

@@ -54,6 +54,15 @@ class CancelledByKey:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessView:
+    """Whether `principal` may do what was asked about. `why`: by which rule, or why not."""
+
+    allowed: bool
+    why: str
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A node's place, clock and disk. `problem`: why it could not be asked; the rest is empty then. `zone`: empty where
     it is not known. `edge`: what carries its clients' calls, grpcio or compiled; empty where it is of an older release.

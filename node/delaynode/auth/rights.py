@@ -121,6 +121,32 @@ class Rights:
             return True
         return self._spec is not None and self._spec.authorization is AuthorizationMode.PERMISSIVE
 
+    def explain(self, identity: Identity, operation: Operation, topic: str = "", group: str = "") -> tuple[bool, str]:
+        """Whether check() would let it, and by what, or why not; nobody is told. Raises Refused as check() does where
+        it can't be known."""
+        why = self._denial(identity, operation, topic, group)
+        if why is None:
+            return True, self._grant(identity, operation, topic, group)
+        if self._spec is not None and self._spec.authorization is AuthorizationMode.PERMISSIVE:
+            return True, f"{_SENTENCES[why]}, but the mode is Permissive: it is allowed, counted and logged"
+        return False, _SENTENCES[why]
+
+    def _grant(self, identity: Identity, operation: Operation, topic: str, group: str) -> str:
+        """By what it is allowed."""
+        if identity.kind is IdentityKind.FORWARDED:
+            return "the node that took the call has asked"
+        if operation in ROLES.get(identity.role, ()):
+            return f"it is the cluster's own {identity.role}"
+        if self._spec is None or self._spec.authorization is AuthorizationMode.OFF:
+            return "rights are not asked for: the mode is Off"
+        for name in _names(identity):
+            if name in self._super_users:
+                return f"{_shown(name)} is a super user"
+            for rule in self._rules.get(name, ()):
+                if _matches(rule, operation, topic, group):
+                    return f"a rule of {_shown(name)} allows {_described(rule)}"
+        raise AssertionError("allowed by nothing")
+
     def _denial(self, identity: Identity, operation: Operation, topic: str, group: str) -> Denial | None:
         """Raises Refused NOT_SERVING, UNAUTHENTICATED."""
         if identity.kind is IdentityKind.FORWARDED or operation in ROLES.get(identity.role, ()):
@@ -142,7 +168,7 @@ class Rights:
         return why
 
     def _look_up(self, identity: Identity, operation: Operation, topic: str, group: str) -> Denial | None:
-        names = (identity.principal, *(f"group:{name}" for name in identity.groups))
+        names = _names(identity)
         if not self._super_users.isdisjoint(names):
             return None
         found = [rules for name in names if (rules := self._rules.get(name)) is not None]
@@ -158,6 +184,17 @@ _SENTENCES = {
     Denial.UNKNOWN_PRINCIPAL: "this cluster has no user of that principal",
     Denial.NO_RULE: "none of its rules allows that",
 }
+
+
+def _names(identity: Identity) -> tuple[str, ...]:
+    """By which users, and groups of them, the document may know the caller."""
+    return (identity.principal, *(f"group:{name}" for name in identity.groups))
+
+
+def _described(rule: AccessRule) -> str:
+    named = ("topic", rule.topic), ("group", rule.group)
+    of = [f"{what} {pattern}" for what, pattern in named if pattern is not None]
+    return " on ".join([", ".join(rule.operations), ", ".join(of) or "the cluster"])
 
 
 def _allows(rules: Sequence[AccessRule], operation: Operation, topic: str, group: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
-from delayregistry.security import OF_GROUPS
+from delayregistry.security import OF_GROUPS, Operation
 from google.protobuf.message import DecodeError, Message
 
 from delaynode.limits.budget import Answers
@@ -73,6 +73,10 @@ class Dispatch:
         security.rights.check(identity, operation, topic, group)
         if method in AUDITED:
             security.administered(method, operation, identity, topic, group)
+
+    def check_admin(self, call: Forwardable) -> None:
+        """The same, for Admin and whatever call."""
+        self.node.security.rights.check(call.identity(), Operation.ADMIN)
 
     def allows(self, method: str, call: Forwardable, topic: str) -> bool:
         """Whether an answer about all topics may tell the caller of this one."""

@@ -38,8 +38,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 """By method. A Fetch without a group reads all that the queue has: it needs Browse. See needed()."""
 
-UNCHECKED: Final = frozenset({"CallStream"})
-"""Methods that do nothing themselves."""
+UNCHECKED: Final = frozenset({"CallStream", "CheckAccess"})
+"""Methods that do nothing themselves. A CheckAccess about another than its caller needs Admin."""
 
 AUDITED: Final = frozenset({"DeleteGroup", "ResolveDeadLetters", "AcceptClock", "PurgeCopy"})
 """What is written into the audit log where it is allowed."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from delayapi.errors import error_info
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayclient.errors import NotAllowed, from_rpc
+from delayctl.main import main as delayctl
 from delaynode.server.operations import STREAMED
 from delayregistry.security import AuthorizationMode, SecuritySpec
 
 from tests.auth.test_operations import MAY, request_of
-from tests.serve.support.asking import DENIED, DOCUMENT, TOPIC, UNKNOWN, Asking, among, callers
+from tests.serve.support.asking import DENIED, DOCUMENT, TOPIC, UNKNOWN, Asking, among, callers, secret
 from tests.serve.support.client import poll
-from tests.serve.support.secured import Secured
+from tests.serve.support.secured import NAME, Secured
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,25 @@ def test_a_static_token_that_is_withdrawn_counts_no_more(secured: Secured, who: 
     finally:
         registry.put_security(DOCUMENT, version)
     poll("it is taken again", lambda: who["produce"].code("Enqueue") is not UNKNOWN)
+
+
+def test_a_caller_asks_what_it_may_do(secured: Secured, tmp_path: Path) -> None:
+    """As `delayctl auth can-i`, by the SDK."""
+    (tmp_path / "ca.crt").write_bytes(secured.ca.pem)
+    (tmp_path / "token").write_text(secret("produce"))
+    place = ["--endpoint", secured.endpoint("tokens"), "--ca", str(tmp_path / "ca.crt"), "--server-name", NAME]
+    for asked, code, says in (
+        (["produce", TOPIC], 0, f"yes - token:produce: a rule of 'token:produce' allows Produce on topic '{TOPIC}'"),
+        (["Consume", TOPIC, "--group", "mail"], 1, "no - token:produce: none of its rules allows that"),
+        (["admin"], 1, "no - token:produce: "),
+        (["produce", TOPIC, "--as", "token:super"], 1, "may not Admin on the cluster"),
+        (["consume", TOPIC], 1, "Consume is of a group"),
+        (["fly", TOPIC], 2, "'fly' is not one of"),
+    ):
+        result = CliRunner().invoke(
+            delayctl, ["auth", "can-i", *asked, *place, "--token-file", str(tmp_path / "token")]
+        )
+        assert (result.exit_code, says in result.output) == (code, True), result.output
 
 
 def test_reflection_is_off_where_callers_are_asked(who: dict[str, Asking]) -> None:

@@ -1,12 +1,15 @@
-"""DescribeNode and AcceptClock: calls for one node by its name, asked of any."""
+"""DescribeNode and AcceptClock, calls for one node by its name, asked of any; and CheckAccess, which any answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayregistry.model import MAX_TOPIC_CHARS
+from delayregistry.security import MAX_GROUP_CHARS, MAX_NAME_CHARS, OF_GROUPS, Operation
 from google.protobuf.message import Message
 
+from delaynode.auth.identity import ANONYMOUS, Identity, IdentityKind
 from delaynode.limits.budget import Answers
 from delaynode.node.conditions import conditions, state
 from delaynode.node.node import Node
@@ -25,7 +28,22 @@ class NodeCalls:
         return {
             "DescribeNode": self._unary("DescribeNode", pb.DescribeNodeRequest, self._describe),
             "AcceptClock": self._unary("AcceptClock", pb.AcceptClockRequest, self._accept_clock),
+            "CheckAccess": self._check_access,
         }
+
+    async def _check_access(self, data: Body, call: Call, _: Answers) -> Body:
+        request = parse(pb.CheckAccessRequest, data)
+        operation = _operation(request)
+        who = call.identity()
+        if request.principal and request.principal != who.principal:
+            self._dispatch.check_admin(call)
+            kind = IdentityKind.ANONYMOUS if request.principal == ANONYMOUS.principal else IdentityKind.TOKEN
+            who = Identity(request.principal, kind, groups=tuple(request.groups))
+        elif request.groups:
+            raise Refused("BAD_REQUEST", "groups are those of another principal: the caller's are known")
+        allowed, why = self._node.security.rights.explain(who, operation, request.topic, request.group)
+        answer: bytes = pb.CheckAccessResponse(allowed=allowed, why=why, principal=who.principal).SerializeToString()
+        return answer
 
     def _unary(self, method: str, kind: type[Message], serve: Any) -> Serve:
         async def handle(data: Body, call: Call, _: Answers) -> Body:
@@ -65,3 +83,23 @@ class NodeCalls:
     async def _accept_clock(self, request: pb.AcceptClockRequest) -> pb.AcceptClockResponse:
         moved_ms = await self._node.accept_clock(request.disbelieved_ms)
         return pb.AcceptClockResponse(moved_ms=moved_ms, now_ms=self._node.clock.now_ms())
+
+
+def _operation(request: pb.CheckAccessRequest) -> Operation:
+    """What is asked about. Raises Refused where the question means nothing."""
+    try:
+        operation = Operation(request.operation)
+    except ValueError:
+        known = ", ".join(Operation)
+        raise Refused("BAD_REQUEST", f"operation {request.operation[:100]!r} is none of {known}") from None
+    of_topic, of_group = operation is not Operation.ADMIN, operation in OF_GROUPS
+    for what, name, wanted in (("topic", request.topic, of_topic), ("group", request.group, of_group)):
+        if bool(name) != wanted:
+            raise Refused("BAD_REQUEST", f"{operation} is {'of a' if wanted else 'of no'} {what}: found {name[:100]!r}")
+    for what, name, limit in (
+        ("topic", request.topic, MAX_TOPIC_CHARS), ("group", request.group, MAX_GROUP_CHARS),
+        ("principal", request.principal, MAX_NAME_CHARS),
+    ):  # fmt: skip
+        if len(name) > limit:
+            raise Refused("BAD_REQUEST", f"the {what} has {len(name):,} characters; the limit is {limit}")
+    return operation

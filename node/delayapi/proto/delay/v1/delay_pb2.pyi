@@ -590,6 +590,30 @@ class AcceptClockResponse(_message.Message):
     now_ms: int
     def __init__(self, moved_ms: _Optional[int] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
+class CheckAccessRequest(_message.Message):
+    __slots__ = ("operation", "topic", "group", "principal", "groups")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    operation: str
+    topic: str
+    group: str
+    principal: str
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, operation: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., principal: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckAccessResponse(_message.Message):
+    __slots__ = ("allowed", "why", "principal")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    allowed: bool
+    why: str
+    principal: str
+    def __init__(self, allowed: _Optional[bool] = ..., why: _Optional[str] = ..., principal: _Optional[str] = ...) -> None: ...
+
 class ReplicaStatusRequest(_message.Message):
     __slots__ = ("uid",)
     UID_FIELD_NUMBER: _ClassVar[int]
