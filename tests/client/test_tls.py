@@ -112,15 +112,16 @@ def silent() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-async def failure(endpoint: str, **options: Any) -> errors.DelayError:
+async def failure(endpoint: str, ask: str = "topics", **options: Any) -> errors.DelayError:
     began = time.monotonic()
     with pytest.raises(errors.DelayError) as raised:
         async with Admin(endpoint, timeout="30s", **options) as admin:
-            await admin.topics()
+            await getattr(admin, ask)()
     assert time.monotonic() - began < 5.0
     return raised.value
 
 
+@pytest.mark.parametrize("ask", ["topics", "nodes"])
 @pytest.mark.parametrize(
     "case",
     [
@@ -133,7 +134,7 @@ async def failure(endpoint: str, **options: Any) -> errors.DelayError:
         "CERTIFICATE_REFUSED",
     ],
 )
-def test_connection_that_tls_is_in_the_way_of_fails_at_once_and_says_why(tmp_path: Path, case: str) -> None:
+def test_connection_that_tls_is_in_the_way_of_fails_at_once_and_says_why(tmp_path: Path, case: str, ask: str) -> None:
     own, other = Authority(), Authority()
     ca = write_ca(own, tmp_path / "ca.crt")
     certificate, key = write_client(other, tmp_path)
@@ -159,7 +160,7 @@ def test_connection_that_tls_is_in_the_way_of_fails_at_once_and_says_why(tmp_pat
         node = FakeNode(FakeCluster())
         node.credentials = server
         async with node:
-            error = await failure(node.endpoint, tls=tls)
+            error = await failure(node.endpoint, ask, tls=tls)
             assert isinstance(error, errors.TlsFailed), error
             assert error.reason == case, error
             assert says in error.message
@@ -178,6 +179,7 @@ def test_endpoint_that_cannot_be_reached_for_another_reason_is_not_called_a_matt
                 for options in ({}, {"tls": tls}):
                     assert diagnosis.diagnose(endpoint, endpoint, NAME, options.get("tls")) is None, endpoint
         assert type(await failure("127.0.0.1:1", tls=tls)) is errors.Unreachable
+        assert type(await failure("127.0.0.1:1", "nodes", tls=tls)) is errors.Unavailable
 
     asyncio.run(main())
 

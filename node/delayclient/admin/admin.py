@@ -303,7 +303,7 @@ class Admin(ClusterUser):
         return AccessView(answer.allowed, answer.why, answer.principal)
 
     async def _ask_node(self, method: str, request: Any, decode: Any) -> Any:
-        """Any node that answers passes the question on."""
+        """Any node that answers passes the question on. Raises TlsFailed where TLS is in the way of the last one."""
         failure: DelayError | None = None
         left = sorted(self.cluster.endpoints, key=self.cluster.reachability.is_suspect)
         for endpoint in left:
@@ -313,7 +313,9 @@ class Admin(ClusterUser):
             except Unavailable as error:
                 failure = error
         assert failure is not None
-        raise failure
+        unconnected = failure.code == "UNAVAILABLE" and not failure.reason
+        why = await self.cluster.access.explain(left[-1]) if unconnected else None
+        raise why or failure
 
     # ----------------------------------------------------------------------------------------- helpers
 
