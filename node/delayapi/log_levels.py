@@ -37,7 +37,8 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
     LogLevel.WARNING: """
         api-error bad-message certificate-unusable claim-dropped clock-not-kept cluster-not-noted connections-cut
         copies-not-listed copy-kept copy-not-discarded disk-slow end-not-told epoch-not-taken-up event-not-written
-        frames-out-of-order handover-taken-back heartbeat-not-received heartbeat-not-sent lead-not-given-up lead-unknown
+        frames-out-of-order handover-taken-back heartbeat-not-received heartbeat-not-sent
+        heartbeat-unauthenticated lead-not-given-up lead-unknown
         lease-not-lowered lease-not-renewed log-not-read no-credentials node-killed node-not-started
         operator-lost-the-lead peer-bad-input peer-not-accepted peer-silent peer-stranger peer-too-slow
         rebalance-held-up registry-awaited registry-behind registry-unavailable registry-unreachable registry-went-back

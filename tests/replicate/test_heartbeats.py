@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from delaynode.clock import boot_ms, wall_ms
+from delaynode.replication.heartbeat_guard import HeartbeatGuard, HeartbeatKey
 from delaynode.replication.protocol import Heartbeat, HeartbeatReply, encode_heartbeat
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.heartbeats import HeartbeatThread
@@ -54,6 +55,10 @@ class Fake:
         self.before_check()
 
 
+def unsealed(node: str) -> HeartbeatGuard:
+    return HeartbeatGuard(node, "", boot_ms, 1_000)
+
+
 class Ground:
     """Threads that know each other's addresses, and a log."""
 
@@ -63,12 +68,18 @@ class Ground:
         self.logged: list[tuple[str, dict[str, object]]] = []
 
     def add(
-        self, replica_leases: Fake | ReplicaLeases, interval_ms: int = 10, drop: Callable[[], bool] | None = None
+        self,
+        replica_leases: Fake | ReplicaLeases,
+        interval_ms: int = 10,
+        drop: Callable[[], bool] | None = None,
+        guard: HeartbeatGuard | None = None,
     ) -> int:
         def log(event: str, **fields: object) -> None:
             self.logged.append((event, fields))
 
-        thread = HeartbeatThread(replica_leases, self.addresses.get, log, interval_ms)
+        thread = HeartbeatThread(
+            replica_leases, guard or unsealed(replica_leases.node), self.addresses.get, log, interval_ms
+        )
         port = thread.bind(LOCAL, 0)
         if drop is not None:
             thread._socket = Lossy(thread._socket, drop)  # type: ignore[arg-type, assignment]
@@ -299,14 +310,16 @@ def test_leases_that_raise_are_logged_and_asked_again(ground: Ground) -> None:
 def test_it_shares_the_port_number_with_the_tcp_listener_and_frees_it(ground: Ground) -> None:
     with socket.create_server((LOCAL, 0)) as listener:
         port = listener.getsockname()[1]
-        thread = HeartbeatThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
+        thread = HeartbeatThread(Fake("n0"), unsealed("n0"), lambda node: None, lambda event, **fields: None)
         assert thread.bind(LOCAL, port) == port
         with pytest.raises(OSError, match="in use"):
-            HeartbeatThread(Fake("n0"), lambda node: None, lambda event, **fields: None).bind(LOCAL, port)
+            HeartbeatThread(Fake("n0"), unsealed("n0"), lambda node: None, lambda event, **fields: None).bind(
+                LOCAL, port
+            )
         thread.start()
         thread.stop()
         thread.nudge()  # late, and harmless
-    again = HeartbeatThread(Fake("n0"), lambda node: None, lambda event, **fields: None)
+    again = HeartbeatThread(Fake("n0"), unsealed("n0"), lambda node: None, lambda event, **fields: None)
     assert again.bind(LOCAL, port) == port
     again.stop()
 
@@ -343,3 +356,26 @@ def test_a_datagram_from_an_address_that_no_lease_names_counts_for_nothing(groun
 )
 def test_one_address_may_be_written_in_several_ways(one: str, other: str, same: bool) -> None:
     assert is_same_ip(one, other) is same
+
+
+def test_sealed_heartbeats_get_their_leases_at_once_and_others_nothing(ground: Ground) -> None:
+    """At once: nobody waits for the interval, though the first heartbeat by a key is only told what to echo."""
+    master, slave = Fake("n0", ("n1",)), Fake("n1")
+    process = {"n0": f"{1:016x}", "n1": f"{2:016x}"}
+    guards = {
+        node: HeartbeatGuard(node, process[node], boot_ms, 60_000, lambda _: True, required=True) for node in process
+    }
+    ground.add(master, interval_ms=60_000, guard=guards["n0"])
+    port = ground.add(slave, interval_ms=60_000, guard=guards["n1"])
+    guards["n0"].on_key = ground.threads[0].nudge
+    ground.start()
+    until("nothing can be sent yet", lambda: bool(ground.events("heartbeat-not-sent")))
+    key = HeartbeatKey.new()
+    guards["n1"].answer_by("c", "n0", process["n0"], key)
+    guards["n0"].ask_by("c", "n1", process["n1"], key)
+    until("leases are granted", lambda: bool(master.replies) and master.replies[-1].shards == ((7, 1, True),))
+    answered = len(slave.answered)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as forger:
+        forger.sendto(encode_heartbeat(Heartbeat("n0", 1, 99, 0, ((7, 1),))), (LOCAL, port))
+        until("it is refused", lambda: bool(ground.events("heartbeat-unauthenticated")))
+    assert len(slave.answered) == answered

@@ -13,6 +13,7 @@ from delaynode.clock import boot_ms, wall_ms
 from delaynode.config import NodeConfig
 from delaynode.node import lease_file
 from delaynode.node.routes import Routes
+from delaynode.replication.heartbeat_guard import HeartbeatGuard
 from delaynode.replication.protocol import Message
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.heartbeats import HeartbeatThread
@@ -54,7 +55,10 @@ class Peering:
         self.address = ""
         self._clock_peers: list[str] = []
         interval_ms = max(MIN_HEARTBEAT_MS, self._lease_ms // 10)
-        self._heartbeats = HeartbeatThread(self.replica_leases, self._heartbeat_address, log, interval_ms=interval_ms)
+        guard = HeartbeatGuard(config.node, incarnation, boot_ms, fresh_ms=self._lease_ms // 2)
+        self._heartbeats = HeartbeatThread(
+            self.replica_leases, guard, self._heartbeat_address, log, interval_ms=interval_ms
+        )
 
     async def listen(self, handler: Handler, heard: Callable[[str, int, int, int], None]) -> None:
         """heard: told of peers' clocks, on the event loop. Raises OSError."""

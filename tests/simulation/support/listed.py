@@ -8,6 +8,7 @@ from tests.simulation.support.attacks import (  # noqa: F401
     attacks_on_containment,
     attacks_on_copies,
     attacks_on_ends,
+    attacks_on_heartbeats,
     attacks_on_identity,
     attacks_on_objects,
     attacks_on_operation,
@@ -18,6 +19,7 @@ from tests.simulation.support.attacks import (  # noqa: F401
 from tests.simulation.support.attacks.schedules import ATTACKS
 from tests.simulation.support.mutations import (  # noqa: F401
     mutations,
+    mutations_of_heartbeats,
     mutations_of_identity,
     mutations_of_maintenance,
     mutations_of_silent_ends,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from delayapi.units import HOUR_MS
 from delayregistry.model import Delivery, Durability, ShardObject
 
+from tests.simulation.support.attacker import Attacker
 from tests.simulation.support.machine.loop import MILLI, SECOND
 from tests.simulation.support.people import restore
 from tests.simulation.support.sizes import Sizes, sizes_of
@@ -299,8 +300,16 @@ class Troubles:
             self.run.at(left * at / len(self.world.machines), self._stop, name, left / len(self.world.machines))
 
 
-def run_seed(seed: int, *, whole_trace: bool = False, kinds: tuple[str, ...] = ()) -> World:
-    """One run of troubles drawn from the seed. kinds: of these alone, and many. Raises Violation."""
+def run_seed(
+    seed: int,
+    *,
+    whole_trace: bool = False,
+    kinds: tuple[str, ...] = (),
+    attacked: bool = False,
+    sealed: bool | None = None,
+) -> World:
+    """One run of troubles drawn from the seed. kinds: of these alone, and many. attacked: with an Attacker between the
+    nodes. sealed: whether heartbeats count only with a seal; None: where there is an attacker. Raises Violation."""
     plan = plan_of(seed)
     if kinds:
         plan = replace(plan, troubles=MANY_TROUBLES)
@@ -308,10 +317,13 @@ def run_seed(seed: int, *, whole_trace: bool = False, kinds: tuple[str, ...] = (
         seed, nodes=plan.nodes, queues=plan.queues, replicas=plan.replicas, durability=plan.durability,
         lease_seconds=plan.lease_seconds, lag_seconds=plan.lag_seconds, delivery=plan.delivery,
         min_in_sync=plan.min_in_sync, sizes=plan.sizes, whole_trace=whole_trace,
+        sealed=attacked if sealed is None else sealed,
     )  # fmt: skip
     world.trace.add("seed", str(seed), plan=plan)
     with virtual(world):
         run = Run(world)
+        if attacked:
+            Attacker(run, world.random("attacker"))
         try:
             few = 1 if sum(plan.queues) > 2 else 2  # clients of each kind, where there are many shards
             run.open(producers=few, consumers=few, letters=True)

@@ -69,9 +69,10 @@ class World:
         lag_seconds: int = 3,
         sizes: Sizes = SIZES,
         whole_trace: bool = False,
+        sealed: bool = False,
         **cluster: Any,
     ) -> None:
-        """queues: the number of queues of each topic; a single number: of the only topic."""
+        """queues: the number of queues of each topic; a single number: of the only topic. sealed: see Network."""
         self.seed = seed
         self.scheduler = Scheduler()
         self.trace = Trace(self.scheduler.time_ns, whole=whole_trace)
@@ -85,7 +86,7 @@ class World:
         )  # fmt: skip
         self.truth = Truth(self.scheduler)
         self.truth.put_cluster(self.cluster_spec, None)
-        self.network = Network(self.scheduler, self.random("network"), self._network_trace)
+        self.network = Network(self.scheduler, self.random("network"), self._network_trace, sealed=sealed)
         self.machines = {name: self._machine(name) for name in self.cluster_spec.node_ids}
         self.autopsy = False  # keep dead processes to be looked at
         self.calm = False  # no more troubles: a process that ends is started again

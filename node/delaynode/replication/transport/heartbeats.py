@@ -1,7 +1,8 @@
 """Heartbeats and their replies: one UDP socket, one thread, no disk, no event loop.
 
 A master's right to serve hangs on replies that come within fractions of a second, whatever the rest of the process is
-busy with. ReplicaLeases decides about them (replication/replica_lease.py); here they are only carried.
+busy with. HeartbeatGuard says which of them count, and ReplicaLeases decides about them (replication/); here they are
+only carried.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from delayapi.address import family_of, join
 
-from delaynode.replication.protocol import BadMessage, HeartbeatReply, decode_heartbeat, encode_heartbeat
+from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey, Unauthenticated
+from delaynode.replication.protocol import BadMessage, HeartbeatReply
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.links import is_ip, is_same_ip
 
@@ -32,6 +35,7 @@ class HeartbeatThread:
     def __init__(
         self,
         replica_leases: ReplicaLeases,
+        guard: HeartbeatGuard,
         address: Callable[[str], tuple[str, int] | None],
         log: Callable[..., None],
         interval_ms: int = 250,
@@ -41,7 +45,7 @@ class HeartbeatThread:
 
         A datagram counts only if it comes from the IP address of the node in whose name it speaks.
         """
-        self._replica_leases = replica_leases
+        self._replica_leases, self._guard = replica_leases, guard
         self._address = address
         self._log = log
         self._interval = interval_ms / 1000
@@ -106,7 +110,7 @@ class HeartbeatThread:
                 if self._nudged.is_set() or self._steady() >= due:
                     due = self._steady() + self._interval
                     self._nudged.clear()  # before heartbeats() is asked: what comes after it needs another round
-                    self._guard(self._round, sock)
+                    self._survive(self._round, sock)
 
     def _round(self, sock: socket.socket) -> None:
         for node, heartbeat in self._replica_leases.heartbeats():
@@ -116,7 +120,10 @@ class HeartbeatThread:
             elif not is_ip(address[0]):
                 self._log_failure("heartbeat-not-sent", node, f"{address[0]!r} is not an IP address")
             else:
-                self._send(sock, encode_heartbeat(heartbeat), address, node)
+                try:
+                    self._send(sock, self._guard.seal(node, heartbeat), address, node)
+                except NoKey as error:
+                    self._log_failure("heartbeat-not-sent", node, str(error))
         self._drain(sock)
         self._replica_leases.check_silence()
 
@@ -129,22 +136,29 @@ class HeartbeatThread:
             except OSError as error:  # an earlier datagram's fate, as ICMP tells it
                 self._log_failure("heartbeat-not-received", "", str(error))
                 continue
-            self._guard(self._handle, sock, data, sender)
+            self._survive(self._handle, sock, data, sender)
 
     def _handle(self, sock: socket.socket, data: bytes, sender: tuple[str, int]) -> None:
         try:
-            message = decode_heartbeat(data)
+            opened = self._guard.open(data)
         except BadMessage as error:
             self._log_failure("peer-bad-input", sender[0], str(error))
             return
+        except Unauthenticated as error:
+            self._log_failure("heartbeat-unauthenticated", sender[0], str(error))
+            return
+        message = opened.message
         named = self._address(message.node)
         if named is None or not is_same_ip(named[0], sender[0]):
             reason = f"a datagram in the name of {message.node}, whose lease does not name this address"
             self._log_failure("peer-stranger", sender[0], reason)
         elif isinstance(message, HeartbeatReply):
             self._replica_leases.on_reply(message)
+            if opened.again:
+                self.nudge()
         else:
-            self._send(sock, encode_heartbeat(self._replica_leases.answer(message)), sender, message.node)
+            asked = message if opened.fresh else replace(message, shards=())
+            self._send(sock, self._guard.seal_reply(opened, self._replica_leases.answer(asked)), sender, message.node)
 
     def _send(self, sock: socket.socket, data: bytes, to: tuple[str, int], node: str) -> None:
         try:
@@ -154,7 +168,7 @@ class HeartbeatThread:
             if error.errno not in (errno.EAGAIN, errno.EINTR):  # these are ordinary losses
                 self._log_failure("heartbeat-not-sent", node, f"{join(to[0], to[1])}, {len(data)} bytes: {error}")
 
-    def _guard(self, call: Callable[..., None], *args: object) -> None:
+    def _survive(self, call: Callable[..., None], *args: object) -> None:
         """Nothing may end this thread: without it no shard of the node has a master for longer than a lease."""
         try:
             call(*args)

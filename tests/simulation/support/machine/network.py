@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from delaynode.replication.heartbeat_guard import HeartbeatGuard, HeartbeatKey
 from delaynode.replication.protocol import Message, decode, encode
 from delaynode.replication.transport.peers import Handler
 
 from tests.simulation.support.machine.loop import MICRO, MILLI, ProcessLoop, Scheduler
 
+CLUSTER = "sim"
 SOCKET_DATAGRAMS = 300  # datagrams that wait for a frozen process
 
 
@@ -26,6 +28,7 @@ class End(Protocol):
     name: str
     incarnation: str
     loop: ProcessLoop
+    guard: HeartbeatGuard
 
     @property
     def handler(self) -> Handler: ...
@@ -46,8 +49,14 @@ class Line:
 
 
 class Network:
-    def __init__(self, scheduler: Scheduler, rng: random.Random, trace: Callable[..., None]) -> None:
-        self.scheduler, self.rng, self.trace = scheduler, rng, trace
+    """sealed: nodes agree on a key by each link, and heartbeats count only with a seal. tap(source, target, data): sees
+    each datagram that is sent, whether it arrives or not, and says whether it may go its way."""
+
+    def __init__(
+        self, scheduler: Scheduler, rng: random.Random, trace: Callable[..., None], *, sealed: bool = False
+    ) -> None:
+        self.scheduler, self.rng, self.trace, self.sealed = scheduler, rng, trace, sealed
+        self.tap: Callable[[str, str, bytes], bool] | None = None
         self._lines: dict[tuple[str, str], Line] = {}
         self.ends: dict[str, End] = {}  # processes that listen, by node
         self.links: list[Link] = []
@@ -87,6 +96,8 @@ class Network:
 
     # ------------------------------------------------------------ datagrams
     def send_datagram(self, source: str, target: str, data: bytes) -> None:
+        if self.tap is not None and not self.tap(source, target, data):
+            return
         line = self.line(source, target)
         if line.cut or self.rng.random() < line.loss:
             return
@@ -100,6 +111,12 @@ class Network:
     def _datagram(self, source: str, target: str, data: bytes) -> None:
         end = self.ends.get(target)
         if end is not None and self.reaches(source, target):
+            end.datagram(data)
+
+    def inject(self, target: str, data: bytes) -> None:
+        """Somebody's datagram arrives there, however badly the lines are cut."""
+        end = self.ends.get(target)
+        if end is not None:
             end.datagram(data)
 
     # ------------------------------------------------------------ processes
@@ -126,6 +143,10 @@ class Link:
         self.back = Way(self, target, source.name, source.loop, self._at_source)
         self.origin = SimOrigin(source.name, source.incarnation, self)
         network.links.append(self)
+        if network.sealed:
+            key = HeartbeatKey.new(network.rng.randbytes)
+            reached.guard.answer_by(CLUSTER, source.name, source.incarnation, key)
+            source.guard.ask_by(CLUSTER, target, reached.incarnation, key)
 
     def _at_target(self, message: Message) -> None:
         self.reached.handler.from_master(self.origin, message)
@@ -234,16 +255,17 @@ class SimOrigin:
 
 
 class SimPeers:
-    """Implements delaynode.replication.transport.peers.Peers for one process."""
+    """Implements delaynode.replication.transport.peers.Peers for one process. always: nodes that it has links to
+    whoever wants them."""
 
-    def __init__(self, network: Network, end: End) -> None:
-        self._network, self._end = network, end
+    def __init__(self, network: Network, end: End, always: Iterable[str] = ()) -> None:
+        self._network, self._end, self._always = network, end, frozenset(always)
         self._wanted: tuple[str, ...] = ()
         self._links: dict[str, Link] = {}
         self._trying: set[str] = set()
 
     def want(self, nodes: Iterable[str]) -> None:
-        self._wanted = tuple(sorted(set(nodes)))
+        self._wanted = tuple(sorted({*nodes, *self._always}))
         for node in self._wanted:
             self._connect_soon(node)
         for node in sorted(set(self._links) - set(self._wanted)):

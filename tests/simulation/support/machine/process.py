@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replica.replicas import Replicas
 from delaynode.replication.clock_agreement import MIN_PEERS
-from delaynode.replication.protocol import HeartbeatReply, decode_heartbeat, encode_heartbeat
+from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey, Unauthenticated
+from delaynode.replication.protocol import BadMessage, HeartbeatReply
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
@@ -183,7 +185,13 @@ class Process:
         others = [node for node in world.machines if node != self.name]
         self.replica_leases.set_clock_peers(others)
         self._clock.expect(others)
-        self.peers = SimPeers(world.network, self)
+        sealed = world.network.sealed
+        self.guard = HeartbeatGuard(
+            self.name, self.incarnation, clocks.boot_ms, self.replica_leases.lease_ms // 2, lambda _: sealed,
+            required=sealed,
+        )  # fmt: skip
+        self.guard.on_key = self._nudge
+        self.peers = SimPeers(world.network, self, others if sealed else ())
         self.context = ReplicaContext(
             node=self.name, incarnation=self.incarnation, data=DATA, boot_id=clocks.boot_id, resources=resources,
             registry=self,
@@ -192,6 +200,7 @@ class Process:
             quotas=lambda _: None, stopping=self._says_it_stops,
         )  # fmt: skip
         self.handler = self.replicas = Replicas(self.context)
+        self.peers.want(())  # those that it has links to whoever wants them
         self.replicas.start()
         self._loops = [self.loop.create_task(one()) for one in (self._renew_loop, self._watch_loop, self._clock_loop)]
 
@@ -285,7 +294,8 @@ class Process:
         self._ring += 1
         self._drain()
         for node, heartbeat in self.replica_leases.heartbeats():
-            self.world.network.send_datagram(self.name, node, encode_heartbeat(heartbeat))
+            with suppress(NoKey):
+                self.world.network.send_datagram(self.name, node, self.guard.seal(node, heartbeat))
         self.replica_leases.check_silence()
         self.world.scheduler.after(self._heartbeat_ns, self._heartbeats, self._ring)
 
@@ -303,11 +313,18 @@ class Process:
     def _drain(self) -> None:
         waiting, self._datagrams = self._datagrams, []
         for data in waiting:
-            message = decode_heartbeat(data)
+            try:
+                opened = self.guard.open(data)
+            except (BadMessage, Unauthenticated):  # an attacker's
+                continue
+            message = opened.message
             if isinstance(message, HeartbeatReply):
                 self.replica_leases.on_reply(message)
-            elif (reply := self.replica_leases.answer(message)) is not None:
-                self.world.network.send_datagram(self.name, message.node, encode_heartbeat(reply))
+                if opened.again:
+                    self._nudge()
+            else:
+                reply = self.replica_leases.answer(message if opened.fresh else replace(message, shards=()))
+                self.world.network.send_datagram(self.name, message.node, self.guard.seal_reply(opened, reply))
 
     # ------------------------------------------------------------ clients
     def unfit(self) -> str:
