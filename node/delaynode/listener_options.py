@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--peers",
         choices=PEERS,
         default=os.environ.get(VARIABLES["peers"], "off"),
-        help="TLS for the calls that nodes pass on; replication and heartbeats (7270) stay in plain text. "
+        help="TLS between nodes, for replication and for the calls that they pass on, and seals on heartbeats. "
         "permissive: accepted, plain text is dialled; preferred: both accepted, TLS dialled; "
         f"required: TLS alone (default: ${VARIABLES['peers']}, else off)",
     )

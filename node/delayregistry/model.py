@@ -318,6 +318,7 @@ class NodeLease:
     formats: VersionRange | None = None  # storage formats that it reads; None, of both: a release that says nothing
     wire: VersionRange | None = None  # versions in which it talks to other nodes
     listeners: tuple[ListenerEndpoint, ...] = ()  # for gRPC; none: the one at `endpoint` alone
+    peer_tls: bool = False  # other nodes may come by TLS at `peer`
 
     def endpoint_of(self, listener: str) -> str:
         """Where the node's listener of that name is; empty: it has none of that name."""

@@ -5,7 +5,7 @@ DATA/security/
   peer-ca.crt, peer-ca.key  the CA of the cluster's own processes; its issue is of no use at other listeners
   server/     tls.crt, tls.key, ca.crt                  of the nodes' listeners
   clients/    ca.crt                                    who may come by `mtls`
-  peers/      tls.crt, tls.key, ca.crt, heartbeat.keys  of the nodes among themselves
+  peers/      tls.crt, tls.key, ca.crt                  of the nodes among themselves
   operator/   tls.crt, tls.key, ca.crt                  of the operator, to the nodes
   admin/      tls.crt, tls.key, token                   of the person who may do everything
 
@@ -14,9 +14,7 @@ Kept over restarts. What has expired soon is issued anew at a start; CAs last te
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import secrets
 from dataclasses import dataclass, replace
@@ -108,9 +106,6 @@ def make_keys(directory: Path, now: datetime | None = None) -> OwnKeys:
     _write(keys.clients / "ca.crt", ca.pem)
     peer_ca.issue(keys.peers, "node", (node, *here), now)
     peer_ca.issue(keys.operator, "operator", (x509.UniformResourceIdentifier(f"{CLUSTER_URI}/role/operator"),), now)
-    if not (keys.peers / "heartbeat.keys").exists():
-        key = base64.b64encode(secrets.token_bytes(32)).decode()
-        _write(keys.peers / "heartbeat.keys", json.dumps({"local-1": key}).encode())
     if not keys.token_file.exists():
         _write(keys.token_file, f"{secrets.token_urlsafe(32)}\n".encode())
     return keys

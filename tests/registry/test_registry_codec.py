@@ -124,6 +124,7 @@ leases = drawn(
     formats=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
     wire=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
     listeners=st.lists(st.builds(ListenerEndpoint, text, text), max_size=3).map(tuple),
+    peer_tls=st.booleans(),
 )
 
 

@@ -94,6 +94,14 @@ def test_a_lease_says_where_each_listener_of_its_own_process_is(
     assert operator.list_leases() == (later,)
 
 
+def test_a_lease_says_of_its_own_process_alone_that_it_offers_tls(
+    operator: WritingRegistry, node: KubeRegistry
+) -> None:
+    for lease in (replace(LEASE, peer_tls=True), replace(LEASE, incarnation="b")):
+        node.renew_lease(lease)
+        assert operator.list_leases() == (lease,)
+
+
 def test_a_lease_of_before_there_were_zones_is_read_and_a_process_in_none_takes_its_predecessors_back(
     world: KubeWorld, operator: WritingRegistry, node: KubeRegistry
 ) -> None:

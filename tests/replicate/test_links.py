@@ -179,7 +179,7 @@ async def test_clusters_with_the_same_node_names_stay_apart() -> None:
 @running
 async def test_a_link_comes_back_after_the_other_process_was_away() -> None:
     async with pair() as made:
-        _, port, incarnation, _ = made.addresses["n1"]
+        _, port, incarnation, *_ = made.addresses["n1"]
         await made.links["n1"].close()
         await until("the link is down", lambda: made.handlers["n0"].count("down", "n1") == 1)
         await asyncio.sleep(0.3)

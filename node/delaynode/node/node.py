@@ -128,8 +128,11 @@ class Node:
         """Listen for the other nodes. To be called before anything else asks for `replicas`."""
         call = self.membership.call
         peering = self._peering = await call(
-            lambda: Peering(self.config, self.incarnation, self.routes.cluster, self.routes, self._files, self.log)
-        )
+            lambda: Peering(
+                self.config, self.incarnation, self.routes.cluster, self.routes, self._files, self.log,
+                self.certificates,
+            )
+        )  # fmt: skip
         resources = NodeResources(
             self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
             fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
@@ -281,7 +284,7 @@ class Node:
         return NodeLease(
             config.node, self.incarnation, config.advertise, config.advertise_http, renewals,
             peer=self.peering.address, stopping=self.stopping, zone=config.zone, formats=FORMATS, wire=WIRE,
-            listeners=self._listeners,
+            listeners=self._listeners, peer_tls=self.peering.offers_tls,
         )  # fmt: skip
 
     def leases_read(self) -> None:

@@ -11,14 +11,17 @@ from delayregistry.model import ClusterSpec
 
 from delaynode.clock import boot_ms, wall_ms
 from delaynode.config import NodeConfig
+from delaynode.listener_options import DIALS_TLS
 from delaynode.node import lease_file
 from delaynode.node.routes import Routes
+from delaynode.node_certificates import PEER, NodeCertificates
 from delaynode.replication.heartbeat_guard import HeartbeatGuard
 from delaynode.replication.protocol import Message
 from delaynode.replication.replica_lease import ReplicaLeases
 from delaynode.replication.transport.heartbeats import HeartbeatThread
 from delaynode.replication.transport.links import Address, Links
 from delaynode.replication.transport.peers import Handler, Origin
+from delaynode.replication.transport.tls import LinkSecurity, PeerTls
 from delaynode.store.log.files import Files
 
 NEIGHBOURS = 4  # whose clocks are compared with this node's
@@ -36,6 +39,7 @@ class Peering:
         routes: Routes,
         files: Files,
         log: Callable[..., None],
+        certificates: NodeCertificates,
     ) -> None:
         """Blocks for files. Raises OSError."""
         self._config, self._routes, self._files, self._log = config, routes, files, log
@@ -51,14 +55,23 @@ class Peering:
         )  # fmt: skip
         self._relay = _HandlerRelay()
         name = cluster_spec.name if cluster_spec is not None else ""
-        self.links = Links(name, config.node, incarnation, partial(peer_address, routes), self._relay, log)
+        peers = config.security.peers
+        self._seals = peers in DIALS_TLS  # heartbeats, to nodes that offer TLS
+        guard = HeartbeatGuard(
+            config.node, incarnation, boot_ms, self._lease_ms // 2, self._must_seal, required=peers == "required"
+        )
+        self.tls = PeerTls(partial(certificates.current, PEER), certificates.cluster_uri) if peers != "off" else None
+        security = None if self.tls is None else LinkSecurity(self.tls, peers == "required", self._seals, guard)
+        self.links = Links(
+            name, config.node, incarnation, partial(peer_address, routes), self._relay, log, security=security
+        )
         self.address = ""
         self._clock_peers: list[str] = []
         interval_ms = max(MIN_HEARTBEAT_MS, self._lease_ms // 10)
-        guard = HeartbeatGuard(config.node, incarnation, boot_ms, fresh_ms=self._lease_ms // 2)
         self._heartbeats = HeartbeatThread(
             self.replica_leases, guard, self._heartbeat_address, log, interval_ms=interval_ms
         )
+        guard.on_key = self._heartbeats.nudge
 
     async def listen(self, handler: Handler, heard: Callable[[str, int, int, int], None]) -> None:
         """heard: told of peers' clocks, on the event loop. Raises OSError."""
@@ -78,6 +91,8 @@ class Peering:
         if (now := self.neighbours()) != self._clock_peers:
             self._clock_peers = now
             self.replica_leases.set_clock_peers(now)
+            if self._seals:
+                self.links.keep(now)
             self._heartbeats.nudge()  # a process that has just started releases nothing before they have answered
 
     def neighbours(self) -> list[str]:
@@ -85,6 +100,16 @@ class Peering:
         names = sorted({*self._routes.leases, self._config.node})
         at = names.index(self._config.node)
         return (names[at + 1 :] + names[:at])[:NEIGHBOURS]
+
+    @property
+    def offers_tls(self) -> bool:
+        return self.tls is not None and self.tls.usable
+
+    def _must_seal(self, node: str) -> bool:
+        if self._config.security.peers == "required":
+            return True
+        found = peer_address(self._routes, node) if self._seals else None
+        return found is not None and found.tls
 
     def _heartbeat_address(self, node: str) -> tuple[str, int] | None:
         found = peer_address(self._routes, node)
@@ -108,6 +133,8 @@ class Peering:
     async def close(self) -> None:
         self._heartbeats.stop()
         await self.links.close()
+        if self.tls is not None:
+            self.tls.close()
 
 
 def peer_address(routes: Routes, node: str) -> Address | None:
@@ -116,7 +143,7 @@ def peer_address(routes: Routes, node: str) -> Address | None:
     if lease is None or not lease.peer:
         return None
     try:
-        return Address(*split(lease.peer), lease.incarnation, lease.wire)
+        return Address(*split(lease.peer), lease.incarnation, lease.wire, lease.peer_tls)
     except ValueError:
         return None  # another's mistake; Links says that there is no address
 

@@ -144,7 +144,7 @@ def read_lease(names: Names, obj: Json) -> NodeLease | None:
     listeners = _listeners(str(said.get(PREFIX + "listeners", "")), str(incarnation))
     return NodeLease(
         node, str(incarnation), renewals=int(renewals), stopping=stopping, formats=formats, wire=wire,
-        listeners=listeners, **texts,
+        listeners=listeners, peer_tls=said.get(PREFIX + "peer-tls") == f"of {incarnation}", **texts,
     )  # fmt: skip
 
 
@@ -195,6 +195,8 @@ def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> J
     }
     if lease.listeners:
         said["listeners"] = _listeners_text(lease)
+    if lease.peer_tls:
+        said["peer-tls"] = f"of {lease.incarnation}"
     annotations = {PREFIX + field: value for field, value in said.items()}
     spec = {"holderIdentity": lease.incarnation, "leaseDurationSeconds": seconds, "renewTime": _time(wall_ms, 6)}
     return {"metadata": {"annotations": annotations}, "spec": spec}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
+from delaynode.replication.transport.connection import Hello
 
 from tests.security.authority import Authority
 from tests.serve.support.client import Failure, Msg, Shard, poll
@@ -128,3 +130,16 @@ def test_peer_certificates_and_their_ca_are_replaced_with_no_failed_call(secured
     thread.join()
     assert failures == []
     assert all(secured.events("certificate-unusable", f"n{node}") == [] for node in range(3))
+
+
+def test_the_peer_port_takes_tls_alone_and_links_and_heartbeats_go_by_it(secured: Secured) -> None:
+    leases = secured.running.registry.list_leases()
+    assert all(lease.peer_tls for lease in leases)
+    for lease in leases:
+        up = poll(f"{lease.node} has links", lambda node=lease.node: secured.events("link-up", node))
+        assert {one["tls"] for one in up} == {True}
+        assert not secured.events("heartbeat-unauthenticated", lease.node)
+        host, _, port = lease.peer.rpartition(":")
+        with socket.create_connection((host, int(port)), 10) as plain:
+            plain.sendall(Hello("local", "n9", "0" * 16, lease.node, lease.incarnation).encode())
+            assert b"this node takes TLS alone" in plain.recv(1_000)

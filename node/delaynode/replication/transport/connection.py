@@ -1,7 +1,8 @@
 """One TCP connection between two nodes: a greeting each way, then messages (replication/protocol.py).
 
     hello    magic "DLYH" | least version u16 | size u16 | words, each length u16 | UTF-8: cluster, own node, own
-             incarnation, node meant, incarnation meant, greatest version; further words are a later release's
+             incarnation, node meant, incarnation meant, greatest version, by TLS a heartbeat key; further words are a
+             later release's
     answer   magic "DLYA" | version u16: the one that is spoken from now on | size u16 | why not, UTF-8; empty: welcome
 
 The greeting's own form never changes, so that any two releases can tell each other what they speak: the greatest
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 import traceback
 from collections import deque
@@ -38,7 +40,10 @@ OWN_BUFFER_BYTES = RECEIVE_BYTES // 2  # messages above get a buffer of their ow
 MAX_BACKLOG_BYTES = 256 << 20  # of messages that the other side does not take
 PASS_BYTES = 4 << 20  # read or written before others have their turn
 JOIN_BYTES = 64 << 10  # so little is copied into one buffer: many small ones cost the kernel more
+RECORD_BYTES = 16 << 10  # of TLS, at most
 MAX_BUFFERS = 1_000  # in one sendmsg(); the kernel takes 1,024
+
+NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # events that a connection ends with
 BAD_INPUT = "peer-bad-input"
@@ -50,6 +55,7 @@ _HELLO_MAGIC, _ANSWER_MAGIC = b"DLYH", b"DLYA"  # different: a socket that got c
 _GREETING = struct.Struct("<4sHH")
 GREETING_BYTES = _GREETING.size
 _TEXT = struct.Struct("<H")
+_KEY = "heartbeat-key="  # before that word
 _LENGTH = struct.Struct("<I")
 _MIN_LENGTH = HEAD_BYTES - _LENGTH.size
 
@@ -83,11 +89,14 @@ class Hello:
     to_node: str
     to_incarnation: str
     versions: VersionRange = WIRE
+    heartbeat_key: str = ""  # as HeartbeatKey.encode() writes it
 
     def encode(self) -> bytes:
         words = [self.cluster, self.node, self.incarnation, self.to_node, self.to_incarnation]
-        if self.versions != FIRST_VERSION:  # a release before 0.2 takes no sixth word
+        if self.versions != FIRST_VERSION or self.heartbeat_key:  # a release before 0.2 takes no sixth word, and no TLS
             words.append(str(self.versions.greatest))
+        if self.heartbeat_key:
+            words.append(_KEY + self.heartbeat_key)
         texts = [text.encode() for text in words]
         return _greeting(_HELLO_MAGIC, self.versions.least, b"".join(_TEXT.pack(len(text)) + text for text in texts))
 
@@ -104,7 +113,8 @@ class Hello:
                 texts.append(text.decode())
             cluster, node, incarnation, to_node, to_incarnation, *more = texts
             versions = VersionRange(least, int(more[0]) if more else least)
-            return Hello(cluster, node, incarnation, to_node, to_incarnation, versions)
+            keys = (word.removeprefix(_KEY) for word in more[1:] if word.startswith(_KEY))
+            return Hello(cluster, node, incarnation, to_node, to_incarnation, versions, next(keys, ""))
         except (struct.error, UnicodeDecodeError, ValueError) as error:
             raise BadGreeting(f"no hello: {error}") from error
 
@@ -163,6 +173,7 @@ class Wire:
         """sock: connected and non-blocking; closed with the wire."""
         self._loop = asyncio.get_running_loop()
         self._sock = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._end = end
         self._greeted = self._paused = False
         self.open = True
@@ -217,10 +228,14 @@ class Wire:
                     joined = b"".join(self._out)
                     self._out.clear()
                     self._out.append(joined)
-                sent = self._sock.sendmsg(islice(self._out, MAX_BUFFERS))
+                sent = (
+                    self._sock.sendmsg(islice(self._out, MAX_BUFFERS))
+                    if self._tls is None
+                    else self._encrypt(self._tls)
+                )
                 taken += sent
                 self._drop(sent)
-        except (BlockingIOError, InterruptedError):
+        except NOT_NOW:
             pass
         except OSError as error:
             self.close(str(error))
@@ -234,6 +249,22 @@ class Wire:
         if self._blocked:
             self._blocked = False
             self._loop.remove_writer(self._sock)
+
+    def _encrypt(self, tls: ssl.SSLSocket) -> int:
+        """Send up to a record. Small buffers fill one together, for each costs a call, 22 bytes and a tag."""
+        out = self._out
+        if len(out) > 1 and len(out[0]) < RECORD_BYTES:
+            parts: list[Buffer] = [out.popleft()]
+            size = len(parts[0])
+            while out and size < RECORD_BYTES:
+                part = memoryview(out.popleft())
+                if len(part) > (room := RECORD_BYTES - size):
+                    out.appendleft(part[room:])
+                    part = part[:room]
+                parts.append(part)
+                size += len(part)
+            out.appendleft(b"".join(parts))
+        return tls.send(out[0])
 
     def _drop(self, sent: int) -> None:
         self.backlog_bytes -= sent
@@ -261,8 +292,18 @@ class Wire:
             self._receive()
         if self.open and not self._paused:
             self._loop.add_reader(self._sock, self._readable)
+            self._go_on()
 
     def _readable(self) -> None:
+        self._read()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read on soon what is decrypted already: the socket does not tell of it."""
+        if self._tls is not None and self.open and not self._paused and self._tls.pending():
+            self._loop.call_soon(self._readable)
+
+    def _read(self) -> None:
         """Read what there is, up to the end of one long message, and hand it over."""
         taken = 0
         while taken < PASS_BYTES and self.open and not self._paused:
@@ -270,7 +311,7 @@ class Wire:
             room = self._shared[self._stop :] if own is None else own[self._filled :]
             try:
                 got = self._sock.recv_into(room)
-            except (BlockingIOError, InterruptedError):
+            except NOT_NOW:
                 return
             except OSError as error:
                 self.close(str(error))

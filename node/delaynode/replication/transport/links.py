@@ -16,8 +16,11 @@ from typing import NamedTuple
 from delayapi.address import family_of, join
 from delayregistry.model import FIRST_VERSION, VersionRange
 
+from delaynode.replication.heartbeat_guard import HeartbeatKey
 from delaynode.replication.protocol import Message, encode
 from delaynode.replication.transport.connection import (
+    BAD_INPUT,
+    HELLO_BYTES,
     WIRE,
     BadGreeting,
     Hello,
@@ -27,15 +30,18 @@ from delaynode.replication.transport.connection import (
     encode_answer,
 )
 from delaynode.replication.transport.peers import Handler
+from delaynode.replication.transport.tls import HANDSHAKE, LinkSecurity, NotSecured, ready
 
 
 class Address(NamedTuple):
-    """host: an IP address. incarnation: of the process there. wire: the versions that its lease names, if any."""
+    """host: an IP address. incarnation: of the process there. wire: the versions that its lease names, if any. tls:
+    whether its lease says that it takes TLS."""
 
     host: str
     port: int
     incarnation: str
     wire: VersionRange | None = None
+    tls: bool = False
 
 
 Lookup = Callable[[str], Address | None]
@@ -100,16 +106,21 @@ class Links:
         log: Callable[..., None],
         times: LinkTimes | None = None,
         wire: VersionRange = WIRE,
+        security: LinkSecurity | None = None,
     ) -> None:
         """address: where a node's process is to be reached now; None while that is not known. wire: the versions that
-        this process speaks."""
+        this process speaks. security: None: all is plain text."""
         self.cluster, self.node, self.incarnation = cluster, node, incarnation
         self.address = address
         self.handler = handler
         self.log = log
         self.times = times or LinkTimes()
         self.versions = wire
+        self.security = security
         self.unidentified = 0
+        self._wanted: tuple[str, ...] = ()
+        self._kept: tuple[str, ...] = ()
+        self._securing: set[asyncio.Task[None]] = set()
         self.origins: dict[tuple[str, str], PeerOrigin] = {}  # (node, incarnation)
         self._links: dict[str, _Link] = {}
         self._logged: dict[str, float] = {}  # reason -> when
@@ -136,7 +147,11 @@ class Links:
             self._listener = None
         if self._looking is not None:
             self._looking.cancel()
+        self._kept = ()
         self.want(())
+        for task in self._securing:
+            task.cancel()
+        await asyncio.gather(*self._securing, return_exceptions=True)
         for origin in self.accepted:
             origin.wire.close("this node stops")
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -145,7 +160,16 @@ class Links:
     # ------------------------------------------------------------ the port
     def want(self, nodes: Iterable[str]) -> None:
         """Keep a link up to each of these nodes, and to no other."""
-        wanted = dict.fromkeys(nodes)
+        self._wanted = tuple(nodes)
+        self._keep_up()
+
+    def keep(self, nodes: Iterable[str]) -> None:
+        """Keep a link up to each of these, too, whoever wants them: heartbeats to them need a key."""
+        self._kept = tuple(nodes)
+        self._keep_up()
+
+    def _keep_up(self) -> None:
+        wanted = dict.fromkeys((*self._wanted, *self._kept))
         for node in [node for node in self._links if node not in wanted]:
             self._links.pop(node).task.cancel()
         for node in wanted:
@@ -201,8 +225,41 @@ class Links:
                 sock.close()
                 continue
             tune(sock, self.times)
-            origin = PeerOrigin(self, sock, join(peer[0], peer[1]))
-            self.accepted.add(origin)
+            address = join(peer[0], peer[1])
+            if self.security is None:
+                self.accepted.add(PeerOrigin(self, sock, address))
+                continue
+            self.unidentified += 1
+            task = loop.create_task(self._begin(self.security, sock, address))
+            self._securing.add(task)
+            task.add_done_callback(self._securing.discard)
+
+    async def _begin(self, security: LinkSecurity, sock: socket.socket, address: str) -> None:
+        """TLS or plain text, as the first byte says."""
+        nodes: frozenset[str] | None = None
+        try:
+            async with asyncio.timeout(self.times.hello):
+                await ready(sock)
+                first = sock.recv(1, socket.MSG_PEEK)
+                if first == HANDSHAKE:
+                    sock, nodes = await security.tls.secure(sock, server=True)
+                elif first and security.required:
+                    sock.recv(HELLO_BYTES)
+                    sock.send(encode_answer(WIRE.least, "this node takes TLS alone"))
+                    raise NotSecured("plain text, and this node takes TLS alone")
+        except TimeoutError:
+            sock.close()
+            self.log_once(BAD_INPUT, address=address, reason=f"no greeting for {self.times.hello} s")
+        except OSError as error:
+            sock.close()
+            self.log_once(BAD_INPUT, address=address, reason=str(error))
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            self.accepted.add(PeerOrigin(self, sock, address, nodes))
+        finally:
+            self.unidentified -= 1
 
     def _accept_again(self) -> None:
         if self._listener is not None:
@@ -242,9 +299,10 @@ def tune(sock: socket.socket, times: LinkTimes) -> None:
 class PeerOrigin:
     """A connection that another node has made; an Origin once it has said hello."""
 
-    def __init__(self, links: Links, sock: socket.socket, peer: str) -> None:
+    def __init__(self, links: Links, sock: socket.socket, peer: str, nodes: frozenset[str] | None = None) -> None:
+        """nodes: which ones the certificate is of; empty: any; None: it has come without TLS."""
         self._links = links
-        self._peer = peer
+        self._peer, self._nodes = peer, nodes
         self.node = ""
         self.incarnation = ""
         self.version = 0  # of the wire, once it has said hello
@@ -270,6 +328,12 @@ class PeerOrigin:
         except BadGreeting as refusal:
             self.wire.refuse(encode_answer(hello.versions.least, str(refusal)))
             raise
+        if links.security is not None and self._nodes is not None and hello.heartbeat_key:
+            try:
+                key = HeartbeatKey.decode(hello.heartbeat_key)
+            except ValueError as error:
+                raise BadGreeting(str(error)) from error
+            links.security.guard.answer_by(links.cluster, hello.node, hello.incarnation, key)
         links.unidentified -= 1
         self.node, self.incarnation = hello.node, hello.incarnation
         before = links.origins.get((self.node, self.incarnation))
@@ -291,6 +355,8 @@ class PeerOrigin:
             raise BadGreeting(f"{found}, not {hello.to_incarnation!r}")
         if not hello.node:
             raise BadGreeting("a node without a name")
+        if self._nodes and hello.node not in self._nodes:
+            raise BadGreeting(f"the certificate is of node {', '.join(sorted(self._nodes))}, not {hello.node!r}")
         return common_version(links.versions, hello.versions)
 
     def received(self, message: Message) -> None:
@@ -316,6 +382,7 @@ class _Link:
         self._links = links
         self.node = node
         self.target: Address | None = None
+        self._key: HeartbeatKey | None = None  # that the hello has
         self.wire: Wire | None = None  # None while connecting, and between attempts
         self.version = 0  # of the wire, as of the last answer
         self.up = False
@@ -361,7 +428,7 @@ class _Link:
         """Connect, and stay connected for as long as it lasts. Returns why it never was; empty: it was."""
         if target is None:
             return "its address is not known"
-        host, port, incarnation, versions = target
+        host, port, incarnation, versions, _ = target
         if not is_ip(host):
             return f"{host!r} is not an IP address"
         links, loop = self._links, asyncio.get_running_loop()
@@ -369,12 +436,24 @@ class _Link:
         if versions is None:  # a release before 0.2: it must get the hello that it knows
             common_version(links.versions, FIRST_VERSION)
             hello = replace(hello, versions=FIRST_VERSION)
+        security = links.security
+        tls = security.tls if security is not None and (security.required or (security.dials and target.tls)) else None
+        if tls is not None and not target.tls:
+            return "its lease offers no TLS on its peer port, and this node takes TLS alone"
+        self._key = None
         sock = socket.socket(family_of(host), socket.SOCK_STREAM)
         try:
             tune(sock, links.times)
             self._connecting = True
             async with asyncio.timeout(links.times.connect) as self._deadline:
                 await loop.sock_connect(sock, (host, port))
+            if tls is not None:
+                async with asyncio.timeout(links.times.hello) as self._deadline:
+                    sock, nodes = await tls.secure(sock, server=False)
+                if nodes and self.node not in nodes:
+                    raise NotSecured(f"its certificate is of node {', '.join(sorted(nodes))}, not {self.node!r}")
+                self._key = HeartbeatKey.new()
+                hello = replace(hello, heartbeat_key=self._key.encode())
         except OSError as error:  # TimeoutError is one
             sock.close()
             return f"{join(host, port)}: {error or 'no answer'}"
@@ -399,7 +478,10 @@ class _Link:
             raise BadGreeting(f"refused: {refusal}")
         self.version = common_version(self._links.versions, VersionRange(version, version))
         self.up, self._up_at = True, asyncio.get_running_loop().time()
-        self._links.log("link-up", peer=self.node, version=version)
+        security, target = self._links.security, self.target
+        if security is not None and self._key is not None and target is not None:
+            security.guard.ask_by(self._links.cluster, self.node, target.incarnation, self._key)
+        self._links.log("link-up", peer=self.node, version=version, tls=self._key is not None)
         self._links.notify(self.wire, self._links.handler.link_up, self.node)
 
     def received(self, message: Message) -> None:
