@@ -48,7 +48,9 @@ class Secured:
         registry = SqliteRegistry(self.directory / "own" / "registry.db", create=True)
         registry.put_security(self.document, None)
         registry.close()
-        with LocalCluster(self.directory / "own", nodes=self._nodes, topics=topics, node_command=command) as running:
+        with LocalCluster(
+            self.directory / "own", nodes=self._nodes, topics=topics, node_command=command, secure=False
+        ) as running:
             for at, endpoint in zip(self.ports, running.endpoints, strict=True):
                 at["plain"] = int(endpoint.rpartition(":")[2])
             wait_served(running)
