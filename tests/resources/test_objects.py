@@ -81,7 +81,11 @@ def test_nodes_write_the_status_of_their_clusters_shards_and_their_leases_and_no
     assert not allowed(PRODUCTION, "patch", shards, "delayshards/status", "orders.timeouts-3")
     assert not allowed(PRODUCTION, "patch", shards, "delayshards", "payments.timeouts-3")
     assert not allowed(PRODUCTION, "patch", leases, "leases", "payments.n5")
+    for name in ("payments-cluster", "payments-security"):
+        assert allowed(PRODUCTION, "get", "", "configmaps", name)
+        assert allowed(PRODUCTION, "watch", "", "configmaps", name)
     assert not allowed(PRODUCTION, "get", "", "configmaps", "other-cluster")
+    assert not allowed(PRODUCTION, "get", "", "configmaps", "other-security")
     writes = {"create", "update", "patch", "delete", "deletecollection", "*"}
     for rule in one(build(PRODUCTION), "Role", "payments-node")["rules"]:
         assert "secrets" not in rule["resources"]

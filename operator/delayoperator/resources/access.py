@@ -24,7 +24,7 @@ def node_access(view: ClusterView) -> tuple[Json, ...]:
         _rule("coordination.k8s.io", "leases", ["get", "list", "watch"]),
         _rule("coordination.k8s.io", "leases", ["patch", "update"], leases),
         # A watch of one object: with the field selector metadata.name.
-        _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name)]),
+        _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name), names.security_map(view.name)]),
     ]
     return _access(view, names.node_account(view.name), rules)
 

@@ -11,6 +11,7 @@ API_VERSION = "delaycluster.io/v1alpha1"
 PREFIX = "delaycluster.io/"
 CLUSTER_LABEL = PREFIX + "cluster"
 SETTINGS_KEY = "cluster.json"
+SECURITY_KEY = "security.json"
 VOLUME = "data"
 CONTAINER = "node"
 
@@ -40,6 +41,10 @@ def rebalance(cluster: str) -> str:
 
 def settings_map(cluster: str) -> str:
     return f"{cluster}-cluster"
+
+
+def security_map(cluster: str) -> str:
+    return f"{cluster}-security"
 
 
 def node_lease(cluster: str, node: str) -> str:
