@@ -5,9 +5,11 @@
     pod, rebalancing, status    its parts
     shard       DelayShard: made by the operator, its status written by the shard's master
     rebalance   DelayRebalance: a plan of moves, approved and carried out
+    user        DelayUser: who calls a cluster, and what it may do
     structural  a pydantic model -> a structural OpenAPI v3 schema
     definitions the CustomResourceDefinitions: names, columns, subresources
     convert     DelayCluster -> registry.model.ClusterSpec, or why not
+    security_document    DelayUsers -> registry.security.SecuritySpec, or why not
 
 `make crds` writes crds/*.yaml.
 """

@@ -14,6 +14,7 @@ from delayoperator.crds.cluster import DelayCluster
 from delayoperator.crds.rebalance import DelayRebalance
 from delayoperator.crds.shard import DelayShard
 from delayoperator.crds.structural import structural
+from delayoperator.crds.user import DelayUser
 
 # From then on the rules of a definition may compare quantities (CEL's quantity library). The chart's kubeVersion and
 # the documents say the same: tests/skeleton/test_docs.py.
@@ -162,4 +163,16 @@ REBALANCE: Final = CrdKind(
     ),
 )
 
-KINDS: Final = (CLUSTER, SHARD, REBALANCE)
+USER: Final = CrdKind(
+    DelayUser,
+    "dlu",
+    (
+        Column("Cluster", ".spec.cluster", "The DelayCluster."),
+        Column("Ready", _ready("status"), "Whether the cluster's nodes are told of it."),
+        Column("Status", _ready("reason"), "Why, or why not."),
+        _AGE,
+        Column("Message", _ready("message"), "The status in words.", wide=True),
+    ),
+)
+
+KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER)

@@ -16,12 +16,13 @@ from delayregistry.kube.watch import BOOKMARK_S
 
 from delayoperator.control_loop.loop import Log
 from delayoperator.kube.api import Json
-from delayoperator.kube.kinds import CLAIM, DELAY_REBALANCE, JOB, LEASE, OPTIONAL, OWNED, POD, ObjectKind
+from delayoperator.kube.kinds import CLAIM, DELAY_REBALANCE, DELAY_USER, JOB, LEASE, OPTIONAL, OWNED, POD, ObjectKind
 
 GRACE_S = 15.0
 SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
 FORBIDDEN_S = 10.0  # rounds list meanwhile, and say so where they may not either
-CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE)
+BY_SPEC = frozenset({DELAY_REBALANCE, DELAY_USER})  # people make them, without a label; spec.cluster says whose
+CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_USER)
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
 """A cluster's objects at one moment. A kind that is missing is not known, and has to be listed."""
@@ -82,14 +83,14 @@ class ObjectCaches:
 
     @staticmethod
     def _new_watch(client: KubeClient, kind: ObjectKind, path: str, log: Log) -> SharedWatch:
-        plans = kind is DELAY_REBALANCE  # people make them too, without a label
+        by_spec = kind in BY_SPEC
         return SharedWatch(
             client, path, log, BOOKMARK_S, GRACE_S,
-            query={} if plans else LABELLED,
-            cluster_of=_cluster_of_plan if plans else labelled_cluster,
-            optional=plans or kind in OPTIONAL, forbidden_s=FORBIDDEN_S,
+            query={} if by_spec else LABELLED,
+            cluster_of=_cluster_by_spec if by_spec else labelled_cluster,
+            optional=by_spec or kind in OPTIONAL, forbidden_s=FORBIDDEN_S,
         )  # fmt: skip
 
 
-def _cluster_of_plan(body: Json) -> str:
+def _cluster_by_spec(body: Json) -> str:
     return str((body.get("spec") or {}).get("cluster", ""))

@@ -30,6 +30,7 @@ class ObjectKind:
 DELAY_CLUSTER = ObjectKind("DelayCluster", GROUP, VERSION, "delayclusters")
 DELAY_SHARD = ObjectKind("DelayShard", GROUP, VERSION, "delayshards")
 DELAY_REBALANCE = ObjectKind("DelayRebalance", GROUP, VERSION, "delayrebalances")
+DELAY_USER = ObjectKind("DelayUser", GROUP, VERSION, "delayusers")
 STATEFUL_SET = ObjectKind("StatefulSet", "apps", "v1", "statefulsets")
 SERVICE = ObjectKind("Service", "", "v1", "services")
 CONFIG_MAP = ObjectKind("ConfigMap", "", "v1", "configmaps")

@@ -38,6 +38,7 @@ from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
+from delayoperator.kube.users import Users
 from delayoperator.plan import ObservedNode, OrphanReport
 from delayoperator.resources import ClusterView, build, foreign, names
 
@@ -98,6 +99,7 @@ class ClusterReconciler:
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
         self._observer = Observer(api, namespace, name)
+        self._users = Users(api, namespace, name, clock)
         self._applier = Applier(api, self.record_event)
         self._restarter = PodRestarter(api, self.record_event)
         # For what is said only; an operator that is new does without.
@@ -158,10 +160,16 @@ class ClusterReconciler:
             desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image,
             requested.restart, versions.version,
         )  # fmt: skip
+        document = self._document(view, live)
+        users = self._users.look(held, document)
+        view = replace(view, security=users.document)
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
             outcome = self._applier.apply(view, self._desired(view, live, requested.written), live)
+            outcome.problems += users.problems
+            if users.document == document or CONFIG_MAP not in outcome.written:  # else the next round sees it in force
+                outcome.problems += [problem(error) for error in self._users.tell(users, document)]
             grow = self._applier.grow(view, live, outcome)
             if STATEFUL_SET not in outcome.written:
                 stuck = stuck_shards(found, self._clock.wall_ms())
@@ -264,7 +272,18 @@ class ClusterReconciler:
         bare = live.owned.get((SERVICE, self._name))
         kept = bare is not None and foreign(view, bare) is None
         objects = build(view, live.stateful_set(self._name), bare_service=kept)
-        return [with_last_accepted(it, written) if it["kind"] == CONFIG_MAP.name else it for it in objects]
+        settings = CONFIG_MAP.name, names.settings_map(self._name)
+        return [
+            with_last_accepted(it, written) if (it["kind"], it["metadata"]["name"]) == settings else it
+            for it in objects
+        ]
+
+    def _document(self, view: ClusterView, live: LiveObjects) -> str:
+        """The security document that nodes follow; "": there is none."""
+        found = live.owned.get((CONFIG_MAP, names.security_map(self._name)))
+        if found is None or foreign(view, found) is not None:
+            return ""
+        return str((found.get("data") or {}).get(names.SECURITY_KEY) or "")
 
     def _report_actions(self, shards: ShardsThread) -> None:
         done = shards.drain_counts()

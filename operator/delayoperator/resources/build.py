@@ -24,6 +24,7 @@ def build(view: ClusterView, live_set: Json | None = None, *, bare_service: bool
     found = (
         *access.node_access(view),
         settings.settings_map(view),
+        *([settings.security_map(view)] if view.security else []),
         *(settings.node_lease(view, node) for node in view.cluster.node_ids),
         services.headless_service(view),
         services.client_service(view),

@@ -15,6 +15,12 @@ def settings_map(view: ClusterView) -> Json:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
 
 
+def security_map(view: ClusterView) -> Json:
+    """Who may call and do what, as nodes follow it. Of its own: a node that asks nobody never reads it."""
+    meta = names.metadata(view, names.security_map(view.name))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {names.SECURITY_KEY: view.security}}
+
+
 def node_lease(view: ClusterView, node: str) -> Json:
     """Made by the operator, empty: the node writes the rest, and may not make one itself."""
     meta = names.metadata(view, names.node_lease(view.name, node))

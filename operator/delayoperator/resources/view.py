@@ -60,7 +60,7 @@ class ClusterView:
 
     resources: requests and limits of the node's container, by their names in core/v1; None: the operator's own.
     shards: names of all shards that exist, wanted or not; those of the topics need not be among them.
-    restart: a value that is new makes the pods anew; "": as it is.
+    security: the security document; "": there is none. restart: a value that is new makes the pods anew; "": as it is.
     """
 
     namespace: str
@@ -75,6 +75,7 @@ class ClusterView:
     shards: tuple[str, ...] = ()
     rebalance: RebalanceJobSpec | None = None
     restart: str = ""
+    security: str = ""
 
     @property
     def name(self) -> str:

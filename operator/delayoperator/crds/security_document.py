@@ -1,0 +1,172 @@
+"""A cluster's DelayUsers -> its security document, or why not.
+
+Pure, and the same for the same users in whatever order they come. A user that is wrong is left out, and takes nothing
+from the others. A principal or token that two are known by is the older one's: rules would add up, but not quotas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from delayregistry.codec import BadRecord, dumps
+from delayregistry.model import BadSpec
+from delayregistry.security import (
+    AccessRule,
+    NamePattern,
+    SecuritySpec,
+    SecurityUser,
+    StaticToken,
+    UserQuotas,
+    read_document,
+    write_document,
+)
+from pydantic import ValidationError
+
+from delayoperator.crds.refusal import from_pydantic
+from delayoperator.crds.user import DelayUserSpec, GroupMatch, TopicMatch, UserReason, UserRule
+from delayoperator.resources.normal import whole_bytes
+
+Json = Mapping[str, Any]
+
+MAX_USER_BYTES = 1 << 16  # of the document's 1 MiB, so that no single user fills it for the others
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledUser:
+    """One DelayUser. refused: why it is left out; None: it is part of the document."""
+
+    name: str
+    users: tuple[SecurityUser, ...] = ()  # one for each principal
+    tokens: tuple[StaticToken, ...] = ()
+    refused: UserReason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledUsers:
+    """users: by the DelayUser's name. text: the document; "": it would be too large, as `too_large` says."""
+
+    users: Mapping[str, CompiledUser] = field(default_factory=dict)
+    text: str = ""
+    too_large: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What a document that was written has of users."""
+
+    users: Mapping[str, SecurityUser] = field(default_factory=dict)  # by principal
+    tokens: frozenset[StaticToken] = frozenset()
+
+    def has(self, user: CompiledUser) -> bool:
+        known = all(self.users.get(it.principal) == it for it in user.users)
+        return known and all(token in self.tokens for token in user.tokens)
+
+
+def compile_users(bodies: Sequence[Json], base: SecuritySpec) -> CompiledUsers:
+    """bodies: the DelayUsers of one cluster. base: the rest of the document."""
+    found: dict[str, CompiledUser] = {}
+    principals: dict[str, str] = {}  # whose they are
+    tokens: dict[str, str] = {}  # by sha256
+    for body in sorted(bodies, key=_age):
+        user = _compiled(body)
+        taken = [(it.principal, principals[it.principal]) for it in user.users if it.principal in principals]
+        taken += [(f"the token {it.sha256[:12]}...", tokens[it.sha256]) for it in user.tokens if it.sha256 in tokens]
+        if taken:
+            what, owner = taken[0]
+            said = f"{what} is DelayUser {owner}'s, which is older; this one is left out whole"
+            user = CompiledUser(user.name, refused=UserReason.IDENTITY_TAKEN, message=said)
+        found[user.name] = user
+        principals |= {it.principal: user.name for it in user.users}
+        tokens |= {it.sha256: user.name for it in user.tokens}
+    try:
+        spec = replace(
+            base,
+            users=tuple(sorted((it for user in found.values() for it in user.users), key=lambda it: it.principal)),
+            tokens=tuple(sorted((it for user in found.values() for it in user.tokens), key=lambda it: it.sha256)),
+        )
+        return CompiledUsers(found, write_document(spec))
+    except BadSpec as error:
+        return CompiledUsers(found, too_large=str(error))
+
+
+def in_force(text: str) -> InForce:
+    """What the document says; nothing where it can't be read."""
+    try:
+        spec = read_document(text)
+    except BadRecord:
+        return InForce()
+    return InForce({user.principal: user for user in spec.users}, frozenset(spec.tokens))
+
+
+def _age(body: Json) -> tuple[str, str]:
+    return str(body["metadata"].get("creationTimestamp") or ""), str(body["metadata"]["name"])
+
+
+def _compiled(body: Json) -> CompiledUser:
+    name = str(body["metadata"]["name"])
+    raw = body.get("spec") or {}
+    try:
+        spec = DelayUserSpec.model_validate(raw)
+    except ValidationError as error:
+        why = "; ".join(map(str, from_pydantic(error, raw)[:5]))
+        return CompiledUser(name, refused=UserReason.INVALID_SPEC, message=why)
+    try:
+        return _of_spec(name, str(body["metadata"].get("namespace", "")), spec)
+    except ValueError as error:  # BadSpec, BadQuantity and times that are none
+        return CompiledUser(name, refused=UserReason.INVALID_SPEC, message=f"spec: {error}")
+
+
+def _of_spec(name: str, namespace: str, spec: DelayUserSpec) -> CompiledUser:
+    tokens = tuple(StaticToken(name, it.sha256, _ms(it.expires_at)) for it in spec.tokens or ())
+    if len({token.sha256 for token in tokens}) < len(tokens):
+        raise BadSpec("two tokens have one sha256")
+    principals = [f"system:serviceaccount:{it.namespace or namespace}:{it.name}" for it in spec.service_accounts or ()]
+    principals += [f"oidc:{it.issuer}#{it.subject}" for it in spec.oidc or ()]
+    principals += spec.certificates or ()
+    principals += [f"token:{name}"] if tokens else []
+    if not principals:
+        raise BadSpec("it is known by nothing: one of serviceAccounts, oidc, certificates and tokens is wanted")
+    allowed = tuple(_rule(number, it) for number, it in enumerate(spec.rules or ()))
+    quotas = _quotas(spec)
+    users = tuple(SecurityUser(principal, allowed, quotas) for principal in dict.fromkeys(principals))
+    size = len(dumps((users, tokens)).encode())
+    if size > MAX_USER_BYTES:
+        raise BadSpec(
+            f"with {len(users)} identities and {len(allowed)} rules it takes {size:,} bytes of the cluster's security "
+            f"document; the limit is {MAX_USER_BYTES:,}: prefixes make fewer rules"
+        )
+    return CompiledUser(name, users, tokens)
+
+
+def _rule(number: int, rule: UserRule) -> AccessRule:
+    try:
+        return AccessRule(tuple(dict.fromkeys(rule.operations)), _pattern(rule.topic), _pattern(rule.group))
+    except BadSpec as error:
+        raise BadSpec(f"rules[{number}]: {error}") from error
+
+
+def _pattern(match: TopicMatch | GroupMatch | None) -> NamePattern | None:
+    return None if match is None else NamePattern(match.literal, match.prefix)
+
+
+def _quotas(spec: DelayUserSpec) -> UserQuotas | None:
+    found = spec.quotas
+    if found is None:
+        return None
+    size = None if found.enqueue_bytes_per_second is None else whole_bytes(found.enqueue_bytes_per_second)
+    return UserQuotas(found.enqueue_per_second, size)
+
+
+def _ms(time: str | None) -> int | None:
+    """Raises ValueError."""
+    if time is None:
+        return None
+    try:
+        found = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise BadSpec(f"tokens: expiresAt {time[:60]!r} is no time such as 2027-01-31T00:00:00Z") from error
+    return int((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,0 +1,138 @@
+"""One look at a cluster's DelayUsers: the security document that they make, and what each is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from delayregistry.security import AuthorizationMode, SecuritySpec
+
+from delayoperator.cluster.conditions import ClusterProblem
+from delayoperator.cluster.reasons import Reason
+from delayoperator.control_loop.loop import LoopClock
+from delayoperator.crds.security_document import CompiledUser, CompiledUsers, InForce, compile_users, in_force
+from delayoperator.crds.user import UserReason
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.apply import problem
+from delayoperator.kube.caches import HeldObjects
+from delayoperator.kube.kinds import DELAY_USER
+from delayoperator.resources import names
+
+BASE = SecuritySpec(AuthorizationMode.OFF)  # rights are made known, and asked for by nobody yet
+
+
+@dataclass(frozen=True, slots=True)
+class UsersLook:
+    """document: as it should be; "": there is none. bodies: the DelayUsers, None: they could not be read."""
+
+    document: str
+    bodies: Sequence[Json] | None
+    compiled: CompiledUsers = field(default_factory=CompiledUsers)
+    problems: Sequence[ClusterProblem] = ()
+
+
+class Users:
+    """For one DelayCluster."""
+
+    def __init__(self, api: Api, namespace: str, cluster: str, clock: LoopClock) -> None:
+        self._api, self._clock = api, clock
+        self._namespace, self._cluster = namespace, cluster
+        self._compiled: tuple[object, CompiledUsers] = (None, CompiledUsers())
+        self._in_force: tuple[str, InForce] = ("", InForce())
+
+    def look(self, held: HeldObjects, document: str) -> UsersLook:
+        """document: the one that is there, which stands where there can't be another; "": there is none."""
+        try:
+            bodies = self._found(held)
+            if not bodies and self._in_force_of(document).users:
+                # What would take everybody's rights away is asked for: a kind that was not served for a moment, or
+                # whose definition is away, is no wish.
+                bodies = self._mine(self._api.list(DELAY_USER, self._namespace))
+        except ApiError as error:
+            unused = error.forbidden and not document  # of an operator whose rights are of an earlier release
+            return UsersLook(document, None, problems=[] if unused else [problem(error)])
+        if not bodies and not document:
+            return UsersLook("", bodies)
+        compiled = self._compile(bodies)
+        if not compiled.too_large:
+            return UsersLook(compiled.text, bodies, compiled)
+        kept = (
+            "the one before stays in force, also for users that were taken away since" if document else "there is none"
+        )
+        said = ClusterProblem(Reason.SECURITY_TOO_LARGE, f"{compiled.too_large}; {kept}")
+        return UsersLook(document, bodies, compiled, [said])
+
+    def tell(self, found: UsersLook, document: str) -> list[ApiError]:
+        """Writes what became of each user where that is news. document: the one that is there."""
+        known = self._in_force_of(document)
+        errors = []
+        for body in found.bodies or ():
+            user = found.compiled.users[str(body["metadata"]["name"])]
+            try:
+                self._tell_one(body, user, known, found.compiled.too_large)
+            except ApiError as error:
+                if not error.not_found and not error.conflict:  # it is gone, or has changed: the next round's
+                    errors.append(error)
+        return errors
+
+    def _found(self, held: HeldObjects) -> list[Json]:
+        try:
+            bodies = held[DELAY_USER] if DELAY_USER in held else self._api.list(DELAY_USER, self._namespace)
+        except ApiError as error:
+            if error.not_found:  # its definition is not installed
+                return []
+            raise
+        return self._mine(bodies)
+
+    def _mine(self, bodies: Sequence[Json]) -> list[Json]:
+        mine = [it for it in bodies if (it.get("spec") or {}).get("cluster") == self._cluster]
+        return [it for it in mine if "deletionTimestamp" not in it["metadata"]]
+
+    def _compile(self, bodies: Sequence[Json]) -> CompiledUsers:
+        """Once for the same specs."""
+        key = sorted((str(it["metadata"]["uid"]), int(it["metadata"].get("generation", 0))) for it in bodies)
+        if self._compiled[0] != key:
+            self._compiled = key, compile_users(bodies, BASE)
+        return self._compiled[1]
+
+    def _in_force_of(self, document: str) -> InForce:
+        """Read once."""
+        if document != self._in_force[0]:
+            self._in_force = document, in_force(document)
+        return self._in_force[1]
+
+    def _tell_one(self, body: Json, user: CompiledUser, in_force: InForce, too_large: str) -> None:
+        meta, before = body["metadata"], body.get("status") or {}
+        generation = int(meta.get("generation", 0))
+        reason, message = self._word(user, in_force, too_large)
+        known: Json = next((it for it in before.get("conditions") or () if it.get("type") == "Ready"), {})
+        status = "True" if reason is UserReason.IN_FORCE else "False"
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = known.get("lastTransitionTime") if known.get("status") == status else None
+        ready = {
+            "type": "Ready",
+            "status": status,
+            "reason": str(reason),
+            "message": message,
+            "observedGeneration": generation,
+            "lastTransitionTime": since or now,
+        }
+        after = {
+            "observedGeneration": generation,
+            "conditions": [ready],
+            "principals": [it.principal for it in user.users],
+        }
+        if any(before.get(key) != value for key, value in after.items()):
+            patch = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": after}
+            self._api.merge(DELAY_USER, meta["namespace"], meta["name"], patch, "status")
+
+    def _word(self, user: CompiledUser, in_force: InForce, too_large: str) -> tuple[UserReason, str]:
+        if user.refused is not None:
+            return user.refused, user.message
+        if in_force.has(user):
+            return UserReason.IN_FORCE, "the cluster's nodes are told of it"
+        where = f"ConfigMap {names.security_map(self._cluster)}"
+        if too_large:
+            return UserReason.DOCUMENT_TOO_LARGE, f"{too_large}; {where} keeps what it had: take users or rules away"
+        return UserReason.NOT_APPLIED, f"{where} does not have it yet; the DelayCluster's conditions say why"
