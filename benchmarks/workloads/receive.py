@@ -30,7 +30,7 @@ QUIET_S = 0.5  # after the last message: time for a duplicate to show
 async def receiving(target: Target, ledger: DeliveryRecord, *, each: bool = False) -> AsyncIterator[Receiver]:
     """A consumer of a new group at work, in columns or a message at a time."""
     group = f"bench-{secrets.token_hex(4)}"
-    async with Cluster(target.endpoint) as cluster:
+    async with Cluster(target.endpoint, **target.access) as cluster:
         async with Consumer(cluster, target.topic, group, from_end=True) as consumer:
             work = asyncio.create_task(_each(consumer, ledger) if each else _columns(consumer, ledger))
             try:

@@ -7,9 +7,10 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from delayclient.routing.access import Access
 from delayclient.routing.routing import Cluster
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
@@ -43,12 +44,14 @@ class OwnNode:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the workload's topic is. `directory`: on the disk under test; None when that is elsewhere."""
+    """Where the workload's topic is. `directory`: on the disk under test; None when that is elsewhere. access: what the
+    SDK is given for TLS and tokens."""
 
     endpoint: str
     topic: str
     queues: int
     own: OwnNode | None = None
+    access: Access = field(default_factory=Access)
 
     @property
     def directory(self) -> Path | None:

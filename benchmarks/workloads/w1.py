@@ -57,7 +57,7 @@ async def run(settings: W1Settings, target: Target, done: Progress) -> W1Result:
     load = LoadGenerator(settings.body_bytes, settings.batch or BATCH)
     disk = _Disk(target, settings.messages * settings.body_bytes)
     await disk.measure()
-    async with Producer(target.endpoint) as producer:
+    async with Producer(target.endpoint, **target.access) as producer:
         send = _send_batches if settings.batch else _send_each
         warm_up = max(1, settings.messages // WARM_UP_SHARE)
         await send(producer, target.topic, warm_up, settings, load, lambda _: None)

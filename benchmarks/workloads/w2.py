@@ -33,7 +33,10 @@ async def run(settings: W2Settings, target: Target, done: Progress) -> Verdict:
     ledger = DeliveryRecord()
     load = LoadGenerator(settings.body_bytes, FILL_BATCH)
     lead_ms = (MIN_LEAD_S + settings.messages / STORED_PER_S) * 1000
-    async with Producer(target.endpoint) as producer, receiving(target, ledger, each=settings.each) as receiver:
+    async with (
+        Producer(target.endpoint, **target.access) as producer,
+        receiving(target, ledger, each=settings.each) as receiver,
+    ):
         due_ms = int(now_ms() + lead_ms)
 
         async def send(n: int) -> None:

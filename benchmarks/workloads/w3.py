@@ -32,7 +32,7 @@ async def run(settings: W3Settings, target: Target, done: Progress) -> Verdict:
     ledger = DeliveryRecord()
     load = LoadGenerator(settings.body_bytes, 1)
     body = bytes(load.bodies(1)[0])
-    async with Producer(target.endpoint) as producer, receiving(target, ledger, each=True) as receiver:
+    async with Producer(target.endpoint, **target.access) as producer, receiving(target, ledger, each=True) as receiver:
         futures: list[asyncio.Future[SendResult]] = []
         began_s = time.monotonic()
         while len(futures) < settings.messages:
