@@ -107,7 +107,7 @@ class Operator:
         self.caches = ObjectCaches(self._client, options.namespaces, self._shared, log)
         self.api = Api(self._transport, self.caches)
         namespace, _, release = options.lease.partition("/")
-        self._settings = workers or WorkerSettings(options.image, options.rebalance_image)
+        self._settings = workers or WorkerSettings(options.image, options.rebalance_image, operator_namespace=namespace)
         mine = OperatorClaim(release, namespace, RELEASE)
         self._claims = ClusterClaims(self.api, mine, self.election.tenure, boot_ms, self._settings.dead_after_ms)
         self.clusters = Clusters(self._new_worker, log)

@@ -12,6 +12,7 @@ from delayapi.units import DAY_MS
 from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
+from delayoperator.resources.view import NetworkAccess
 from delayrebalance.model import RebalanceError, SearchSettings
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicQuotas, TopicSpec, TopicType
 from hypothesis import given, settings
@@ -81,6 +82,7 @@ def test_every_request_arrives() -> None:
                 "env": [{"name": "A", "value": "b"}, {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
             },
             monitoring={"podMonitor": True, "labels": {"release": "prometheus"}},
+            networkPolicy={"clients": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}], "monitoring": []},
             logLevel="debug",
             rebalance={"schedule": "0 3 * * *"},
         )
@@ -99,6 +101,7 @@ def test_every_request_arrives() -> None:
     assert (made.image, made.paused, made.pod_monitor) == ("registry.example/delaycluster:1", True, True)
     assert made.monitor_labels == {"release": "prometheus"}
     assert (made.storage.size, made.storage.class_name, made.storage.delete_with_cluster) == ("100Gi", "fast", True)
+    assert made.network == NetworkAccess(({"namespaceSelector": {"matchLabels": {"a": "b"}}},), ())
     assert made.resources == {"requests": {"cpu": "2", "memory": "1Gi"}}
     assert made.rebalance is not None
     assert made.rebalance.schedule == "0 3 * * *"

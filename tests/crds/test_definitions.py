@@ -143,6 +143,8 @@ def test_only_what_names_an_item_is_required_of_people() -> None:
         ".spec.podTemplate.topologySpreadConstraints[]": ["topologyKey"],
         ".spec.podTemplate.imagePullSecrets[]": ["name"],
         ".spec.podTemplate.env[]": ["name"],
+        ".spec.networkPolicy.clients[].ipBlock": ["cidr"],
+        ".spec.networkPolicy.monitoring[].ipBlock": ["cidr"],
     }
 
 

@@ -53,6 +53,7 @@ KINDS = (
     Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
     Kind("events.k8s.io", "v1", "events", "Event"),
     Kind("monitoring.coreos.com", "v1", "podmonitors", "PodMonitor"),
+    Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True),
     Kind("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
     Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False),

@@ -139,7 +139,10 @@ class Stage:
                 options = Options(namespaces, image, "127.0.0.1:0", lease=lease, election=election)
                 made = Operator(
                     options, lambda event: events.append(dict(event)), Credentials(configuration),
-                    WorkerSettings(image, resync_s=resync_s, dead_after_ms=DEAD_AFTER_MS),
+                    WorkerSettings(
+                        image, resync_s=resync_s, dead_after_ms=DEAD_AFTER_MS,
+                        operator_namespace=lease.partition("/")[0],
+                    ),
                 )  # fmt: skip
                 thread, loop = threading.current_thread(), asyncio.get_running_loop()
                 running.append(RunningOperator(made, thread, loop, stop, events))

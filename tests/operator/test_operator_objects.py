@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import Any
 
 import pytest
 from delayoperator.kube.shards import ShardsThread
 
 from tests.kube import fakekinds
-from tests.operator.stage import NAMESPACE, Stage
+from tests.operator.stage import LEASE, NAMESPACE, Stage
 
 OWNED = {
     "statefulsets": {"shop"},
@@ -66,6 +67,26 @@ def test_edits_flow_through(stage: Stage) -> None:
     role = stage.there("roles", "shop-node")
     named = {name for rule in role["rules"] for name in rule.get("resourceNames", [])}
     assert "shop.mails-0" in named, "the nodes may write the status of shards that were made later"
+
+
+def test_a_network_policy_comes_changes_and_goes(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=[ORDERS], networkPolicy={})
+    stage.settled()
+    ports = [[port["port"] for port in rule["ports"]] for rule in network_rules(stage)]
+    assert ports == [[7270, 7270], [7070], [7170]]
+    stage.edit(networkPolicy={"clients": [{"podSelector": {"matchLabels": {"uses": "shop"}}}]})
+    stage.until(lambda: {"podSelector": {"matchLabels": {"uses": "shop"}}} in network_rules(stage)[1].get("from", []))
+    stage.settled()
+    operator = {"matchLabels": {"kubernetes.io/metadata.name": LEASE.partition("/")[0]}}
+    assert operator in [peer.get("namespaceSelector") for peer in network_rules(stage)[1]["from"]]
+    stage.edit(networkPolicy=None)
+    stage.until(lambda: not stage.names("networkpolicies"))
+    stage.settled()
+
+
+def network_rules(stage: Stage) -> list[dict[str, Any]]:
+    return stage.there("networkpolicies", "shop")["spec"]["ingress"]
 
 
 def test_topics_of_two_owners_are_both_there(stage: Stage) -> None:

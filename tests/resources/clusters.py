@@ -6,7 +6,7 @@ from typing import Any
 
 from delayapi.units import DAY_MS
 from delayoperator.resources import ClusterView, build
-from delayoperator.resources.view import Json, PodSpec, RebalanceJobSpec, VolumeRequest
+from delayoperator.resources.view import Json, NetworkAccess, PodSpec, RebalanceJobSpec, VolumeRequest
 from delayregistry.model import ClusterSpec, TopicSpec
 
 MINIMAL = ClusterView(
@@ -49,6 +49,14 @@ PRODUCTION = ClusterView(
         env=({"name": "GRPC_VERBOSITY", "value": "error"}, {"name": "POD_IP", "value": "10.0.0.1"}),
     ),
     pod_monitor=True,
+    network=NetworkAccess(
+        clients=(
+            {"podSelector": {"matchLabels": {"uses": "payments"}}, "namespaceSelector": {}},
+            {"ipBlock": {"cidr": "10.1.0.0/16", "except": ["10.1.9.0/24"]}},
+        ),
+        monitoring=({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},),
+    ),
+    operator_namespace="delaycluster-system",
     monitor_labels={"release": "prometheus", "app.kubernetes.io/name": "not the operator's"},
     shards=("old-0", "timeouts-0", "timeouts-1"),
     rebalance=RebalanceJobSpec(

@@ -55,6 +55,7 @@ EFFECTS: Mapping[str, Effect] = {
     "resources": Effect.RESTART,
     "podTemplate": Effect.RESTART,
     "monitoring": Effect.OBJECTS,
+    "networkPolicy": Effect.OBJECTS,
     "logLevel": Effect.LIVE,
     "rebalance": Effect.OPERATOR,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from delayoperator.resources import ClusterView, build, foreign, grown
-from delayoperator.resources.view import VolumeRequest
+from delayoperator.resources.view import NetworkAccess, VolumeRequest
 from delayregistry.codec import from_json
 from delayregistry.model import ClusterSpec
 
@@ -190,3 +190,22 @@ def test_what_an_orphaning_deletion_left_behind_is_taken_over() -> None:
     left = served(one(build(MINIMAL), "Service", "orders-client"))
     del left["metadata"]["ownerReferences"]
     assert foreign(replace(MINIMAL, uid="another"), left) is None
+
+
+def test_the_peer_port_is_the_nodes_and_nobody_is_not_everybody() -> None:
+    def rules(access: NetworkAccess | None) -> list[tuple[list[int], int | None]]:
+        """The ports of each rule, and how many peers it has; None: everybody."""
+        found = [it for it in build(replace(PRODUCTION, network=access)) if it["kind"] == "NetworkPolicy"]
+        return [
+            ([port["port"] for port in rule["ports"]], len(rule["from"]) if "from" in rule else None)
+            for item in found
+            for rule in item["spec"]["ingress"]
+        ]
+
+    assert rules(None) == []
+    assert rules(NetworkAccess()) == [([7270, 7270], 1), ([7070], None), ([7170], None)]
+    assert rules(NetworkAccess(clients=(), monitoring=())) == [([7270, 7270], 1), ([7070], 3)]
+    nodes = one(build(PRODUCTION), "NetworkPolicy", "payments")["spec"]
+    labels = stateful_set(PRODUCTION)["spec"]["template"]["metadata"]["labels"]
+    for selector in (nodes["podSelector"], nodes["ingress"][0]["from"][0]["podSelector"]):
+        assert selector["matchLabels"].items() <= labels.items()

@@ -227,6 +227,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "resources": lambda view: replace(view, resources={"limits": {"memory": "5Gi"}}),
     "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
     "monitoring": lambda view: replace(view, pod_monitor=False),
+    "networkPolicy": lambda view: replace(view, network=None),
     "logLevel": desired(log_level=LogLevel.DEBUG),
 }
 UNSEEN = {"paused", "rebalance", "upgrade.finalize"}  # the builders do not read them

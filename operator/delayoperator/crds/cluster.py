@@ -23,7 +23,9 @@ from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
 from delayoperator.crds.base import (
+    ATOMIC,
     LIST_SET,
+    OPEN,
     TOPIC_NAME,
     Bool,
     Duration,
@@ -32,10 +34,11 @@ from delayoperator.crds.base import (
     Model,
     NodeId,
     Quantity,
+    Text,
     list_map,
     rules,
 )
-from delayoperator.crds.pod import Labels, PodTemplate, Resources
+from delayoperator.crds.pod import Anything, Labels, PodTemplate, Resources
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.status import DelayClusterStatus
 
@@ -206,6 +209,49 @@ class Monitoring(Model):
     )
 
 
+class IpBlock(Model):
+    """An IPBlock of networking.k8s.io/v1."""
+
+    cidr: Text = Field(description="The addresses, such as 10.1.0.0/16.")
+    except_: list[Text] | None = Field(
+        None, alias="except", max_length=64, description="Those of them that are left out.", json_schema_extra=ATOMIC
+    )
+
+
+class NetworkPeer(Model):
+    """A NetworkPolicyPeer of networking.k8s.io/v1."""
+
+    model_config = ConfigDict(json_schema_extra=rules(limits.NETWORK_PEER))
+
+    pod_selector: Anything | None = Field(
+        None,
+        description="Pods by their labels: of the namespaces that namespaceSelector says, else of the cluster's own.",
+        json_schema_extra=OPEN,
+    )
+    namespace_selector: Anything | None = Field(
+        None, description="Namespaces by their labels; {}: all.", json_schema_extra=OPEN
+    )
+    ip_block: IpBlock | None = Field(None, description="Addresses outside of the cluster.")
+
+
+class NetworkPolicyModel(Model):
+    """Who reaches the nodes' ports. Replication and heartbeats (7270) are the nodes' alone."""
+
+    clients: list[NetworkPeer] | None = Field(
+        None,
+        max_length=64,
+        description="Who reaches the port for clients (7070), beside the nodes, the operator and the rebalance job. "
+        "Absent: everybody.",
+        json_schema_extra=ATOMIC,
+    )
+    monitoring: list[NetworkPeer] | None = Field(
+        None,
+        max_length=64,
+        description="Who reaches health and metrics (7170), beside the kubelet. Absent: everybody.",
+        json_schema_extra=ATOMIC,
+    )
+
+
 class DelayClusterSpec(Model):
     """What the cluster is to be. Everything has a default: `spec: {}` is a cluster of three nodes without topics."""
 
@@ -290,6 +336,11 @@ class DelayClusterSpec(Model):
         None, description="Where pods run and what they carry. A change restarts the nodes, one after the other."
     )
     monitoring: Monitoring | None = Field(None, description="How the cluster is watched.")
+    network_policy: NetworkPolicyModel | None = Field(
+        None,
+        description="A NetworkPolicy for the nodes' pods, which counts where the network of your Kubernetes enforces "
+        "them. Absent: none, and whoever reaches a pod reaches all of its ports.",
+    )
     log_level: LogLevel | None = Field(
         None,
         description="The least level of events in the nodes' logs: debug, info, warning or error. The nodes follow a "

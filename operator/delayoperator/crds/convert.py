@@ -17,12 +17,12 @@ from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSp
 from pydantic import ValidationError
 
 from delayoperator.crds import limits
-from delayoperator.crds.cluster import DelayClusterSpec, Finalize, Topic
+from delayoperator.crds.cluster import DelayClusterSpec, Finalize, NetworkPolicyModel, Topic
 from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
 from delayoperator.resources.normal import quantity
-from delayoperator.resources.view import PodSpec, VolumeRequest
+from delayoperator.resources.view import NetworkAccess, PodSpec, VolumeRequest
 
 
 class InvalidSpec(ValueError):
@@ -46,6 +46,7 @@ class DesiredCluster:
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)
     rebalance: Rebalancing | None = None
+    network: NetworkAccess | None = None
     finalize: bool = True  # a newer format is written as soon as every node reads it
 
 
@@ -112,6 +113,10 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
                 yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(what)["message"])
     if spec.rebalance is not None:
         yield from _rebalancing(spec.rebalance)
+    for where in ("clients", "monitoring") if spec.network_policy is not None else ():
+        for number, peer in enumerate(getattr(spec.network_policy, where) or ()):
+            if (peer.ip_block is None) == (peer.pod_selector is None and peer.namespace_selector is None):
+                yield Refusal(f"spec.networkPolicy.{where}[{number}]", limits.NETWORK_PEER["message"])
 
 
 def _rebalancing(rebalancing: Rebalancing) -> Iterator[Refusal]:
@@ -191,8 +196,15 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,
         monitor_labels=(spec.monitoring.labels if spec.monitoring is not None else None) or {},
         rebalance=spec.rebalance,
+        network=None if spec.network_policy is None else _network(spec.network_policy),
         finalize=spec.upgrade.finalize is Finalize.AUTOMATIC,
     )
+
+
+def _network(policy: NetworkPolicyModel) -> NetworkAccess:
+    said = policy.model_dump(mode="json", by_alias=True, exclude_none=True)
+    clients, monitoring = (said.get(name) for name in ("clients", "monitoring"))
+    return NetworkAccess(None if clients is None else tuple(clients), None if monitoring is None else tuple(monitoring))
 
 
 def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:

@@ -119,6 +119,11 @@ MAX_DELAY: Final = rule(
 )
 SPEC: Final = (REPLICAS, MIN_IN_SYNC, HORIZON, DRAINED, MAX_DELAY)
 
+NETWORK_PEER: Final = rule(
+    "has(self.ipBlock) != (has(self.podSelector) || has(self.namespaceSelector))",
+    "a peer is an ipBlock, or has a podSelector, a namespaceSelector or both",
+)
+
 FAILOVER: Final = (
     rule(
         "self.replaceAfterSeconds > self.leaseSeconds",

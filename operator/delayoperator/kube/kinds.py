@@ -38,6 +38,7 @@ SERVICE_ACCOUNT = ObjectKind("ServiceAccount", "", "v1", "serviceaccounts")
 ROLE = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 DISRUPTION_BUDGET = ObjectKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
+NETWORK_POLICY = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
 LEASE = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 POD_MONITOR = ObjectKind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
 CRON_JOB = ObjectKind("CronJob", "batch", "v1", "cronjobs")
@@ -57,13 +58,14 @@ OWNED = (
     LEASE,
     SERVICE,
     DISRUPTION_BUDGET,
+    NETWORK_POLICY,
     STATEFUL_SET,
     POD_MONITOR,
     CRON_JOB,
 )
-OPTIONAL = frozenset({POD_MONITOR, CRON_JOB})
+OPTIONAL = frozenset({POD_MONITOR, CRON_JOB, NETWORK_POLICY})
 # The operator deletes objects of these kinds that are not wished for any more; of the others it has a fixed set.
-PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB, SERVICE_ACCOUNT, ROLE, ROLE_BINDING})
+PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB, NETWORK_POLICY, SERVICE_ACCOUNT, ROLE, ROLE_BINDING})
 
 
 def kind_of(body: dict[str, object]) -> ObjectKind:

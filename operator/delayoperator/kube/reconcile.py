@@ -93,8 +93,10 @@ class ClusterReconciler:
         clock: LoopClock,
         rebalances: Rebalances,
         rebalance_image: str,
+        operator_namespace: str = "",
     ) -> None:
         self.uid = uid
+        self._operator_namespace = operator_namespace
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
@@ -162,7 +164,7 @@ class ClusterReconciler:
         )  # fmt: skip
         document = self._document(view, live)
         users = self._users.look(held, document)
-        view = replace(view, security=users.document)
+        view = replace(view, security=users.document, operator_namespace=self._operator_namespace)
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:

@@ -115,6 +115,7 @@ def view_of(
         pod=desired.pod,
         pod_monitor=desired.pod_monitor,
         monitor_labels=desired.monitor_labels,
+        network=desired.network,
         shards=shards,
         restart=restart,
         rebalance=None if rebalance is None else _job_spec(rebalance, desired.cluster.name, rebalance_image),

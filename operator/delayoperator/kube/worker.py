@@ -54,6 +54,7 @@ class WorkerSettings:
 
     image: str  # of nodes whose cluster names none
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
+    operator_namespace: str = ""  # of this process's pod; "": not known
     clock: LoopClock = field(default_factory=LoopClock)
     prober: Callable[[], Prober] = GrpcProber
     resync_s: float = RESYNC_S
@@ -308,7 +309,7 @@ class Worker:
             )  # fmt: skip
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
-                rebalances, chosen.rebalance_image,
+                rebalances, chosen.rebalance_image, chosen.operator_namespace,
             )  # fmt: skip
         return self._reconciler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from delayoperator.resources import access, cronjob, names, services, settings
+from delayoperator.resources import access, cronjob, names, network, services, settings
 from delayoperator.resources.normal import normal
 from delayoperator.resources.statefulset import FIXED, stateful_set
 from delayoperator.resources.view import ClusterView, Json
@@ -30,6 +30,7 @@ def build(view: ClusterView, live_set: Json | None = None, *, bare_service: bool
         services.client_service(view),
         *([services.bare_client_service(view)] if bare_service else []),
         services.disruption_budget(view),
+        *([network.network_policy(view, view.network)] if view.network is not None else []),
         stateful_set(view, live_set),
         *([settings.pod_monitor(view)] if view.pod_monitor else []),
         *(access.job_access(view) if view.rebalance is not None else ()),

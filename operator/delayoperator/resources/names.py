@@ -70,9 +70,13 @@ def labels(cluster: str) -> dict[str, str]:
     }
 
 
+def job_selector(cluster: str) -> dict[str, str]:
+    return {CLUSTER_LABEL: cluster, "app.kubernetes.io/component": "rebalance"}
+
+
 def job_labels(cluster: str) -> dict[str, str]:
     """The labels of the rebalance job's pods, which are no nodes: no Service and no disruption budget counts them."""
-    return {**labels(cluster), "app.kubernetes.io/component": "rebalance"}
+    return {**labels(cluster), **job_selector(cluster)}
 
 
 def owner(view: ClusterView) -> Json:

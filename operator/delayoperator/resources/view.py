@@ -55,12 +55,21 @@ class RebalanceJobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkAccess:
+    """spec.networkPolicy: peers as networking.k8s.io/v1 has them, of port 7070 and of port 7170. None: everybody."""
+
+    clients: tuple[Json, ...] | None = None
+    monitoring: tuple[Json, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """cluster: the spec as the nodes get it; its `nodes` is the number of pods. image: never empty.
 
     resources: requests and limits of the node's container, by their names in core/v1; None: the operator's own.
     shards: names of all shards that exist, wanted or not; those of the topics need not be among them.
     security: the security document; "": there is none. restart: a value that is new makes the pods anew; "": as it is.
+    network: None: everybody reaches every port. operator_namespace: of the operator's pods; "": not known.
     """
 
     namespace: str
@@ -76,6 +85,8 @@ class ClusterView:
     rebalance: RebalanceJobSpec | None = None
     restart: str = ""
     security: str = ""
+    network: NetworkAccess | None = None
+    operator_namespace: str = ""
 
     @property
     def name(self) -> str:

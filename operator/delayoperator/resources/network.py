@@ -1,0 +1,54 @@
+"""Which pods reach the nodes: a NetworkPolicy, where the DelayCluster asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from delayoperator.resources import names
+from delayoperator.resources.view import ClusterView, Json, NetworkAccess
+
+
+def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
+    """What no rule names comes from nobody. The kubelet's probes come from the pod's own machine, which Kubernetes
+    always lets in."""
+    nodes = {"podSelector": {"matchLabels": names.selector(view.name)}}
+    ours = [nodes, {"podSelector": {"matchLabels": names.job_selector(view.name)}}]
+    if view.operator_namespace:
+        ours.append(_operator_in(view.operator_namespace))
+    clients = None if access.clients is None else [*ours, *access.clients]
+    ingress = [
+        _from([nodes], _port(names.PEER_PORT), _port(names.PEER_PORT, "UDP")),
+        *_unless_nobody(clients, names.GRPC_PORT),
+        *_unless_nobody(access.monitoring, names.HTTP_PORT),
+    ]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": names.metadata(view, view.name),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(view.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    }
+
+
+def _operator_in(namespace: str) -> Json:
+    """It asks nodes what they have: without its answers failovers wait."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    }
+
+
+def _unless_nobody(peers: Sequence[Json] | None, port: int) -> list[Json]:
+    """peers: None: everybody. An empty `from` would mean everybody too, so there is no rule for nobody."""
+    return [] if peers is not None and not peers else [_from(peers, _port(port))]
+
+
+def _from(peers: Sequence[Json] | None, *ports: Json) -> Json:
+    return {"ports": [*ports]} if peers is None else {"from": [*peers], "ports": [*ports]}
+
+
+def _port(number: int, protocol: str = "TCP") -> Json:
+    return {"port": number, "protocol": protocol}
