@@ -14,6 +14,7 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.auth.identity import ANONYMOUS
 from delaynode.auth.rights import Rights
 from delaynode.limits.budget import Answers
+from delaynode.metrics import NodeMetrics
 from delaynode.node.node import Node
 from delaynode.server.dispatch import Dispatch, ServeShard
 from delaynode.server.edge import Call
@@ -57,7 +58,7 @@ def test_a_slave_that_finds_damage_while_it_answers_a_client_gives_its_copy_up()
     copy = SimpleNamespace(fail=lambda why, error: failed.append(why))  # as find_readable() gives it, a SlaveHost
     finder = SimpleNamespace(find_readable=lambda topic, queue: copy, find=lambda topic, queue: None)
     security = SimpleNamespace(rights=Rights(closed=False))
-    node = SimpleNamespace(flow=None, finder=finder, certificates=None, security=security)
+    node = SimpleNamespace(flow=None, finder=finder, certificates=None, security=security, metrics=NodeMetrics())
     call = SimpleNamespace(identity=lambda: ANONYMOUS)
 
     async def fetch(request: object, place: object, answers: object) -> pb.MessageBatch:
