@@ -47,7 +47,7 @@ async def steady(target: Target) -> Figures:
 WORKLOADS: tuple[Callable[[Target], Awaitable[Figures]], ...] = (enqueue, herd, steady)
 
 
-def measure(copies: int, directory: Path | None, *, secure: bool) -> Figures:
+async def measure(copies: int, directory: Path | None, *, secure: bool) -> Figures:
     found: Figures = {}
     for workload in WORKLOADS:
         with tempfile.TemporaryDirectory(prefix="delay-tls-", dir=directory) as data:
@@ -59,12 +59,8 @@ def measure(copies: int, directory: Path | None, *, secure: bool) -> Figures:
                     tls = Tls(cluster.keys.ca, server_name=SERVER_NAME)
                     access = Access(tls=tls, token_file=str(cluster.keys.token_file))
                 target = Target(",".join(cluster.endpoints), TOPIC, QUEUES, access=access)
-                found |= asyncio.run(_run(workload, target))
+                found |= await workload(target)
     return found
-
-
-async def _run(workload: Callable[[Target], Awaitable[Figures]], target: Target) -> Figures:
-    return await workload(target)
 
 
 def spread(values: list[float]) -> str:
@@ -78,13 +74,17 @@ def spread(values: list[float]) -> str:
 @click.option("--turns", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--directory", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to use.")
 def main(numbers: tuple[int, ...], turns: int, directory: Path | None) -> None:
+    asyncio.run(run(numbers, turns, directory))  # one loop for all: grpc.aio keeps the first one's for ever
+
+
+async def run(numbers: tuple[int, ...], turns: int, directory: Path | None) -> None:
     click.echo(describe(directory or Path(tempfile.gettempdir())))
     click.echo("| Copies | | plain text | TLS | TLS / plain text |\n| --- | --- | --- | --- | ---: |")
     for copies in numbers:
         plain, secured = [], []
         for _ in range(turns):
-            plain.append(measure(copies, directory, secure=False))
-            secured.append(measure(copies, directory, secure=True))
+            plain.append(await measure(copies, directory, secure=False))
+            secured.append(await measure(copies, directory, secure=True))
         for name in plain[0]:
             before, after = ([turn[name] for turn in taken] for taken in (plain, secured))
             ratio = median(after) / median(before)
