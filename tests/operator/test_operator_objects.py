@@ -86,7 +86,7 @@ def test_a_network_policy_comes_changes_and_goes(stage: Stage) -> None:
 
 
 def network_rules(stage: Stage) -> list[dict[str, Any]]:
-    return stage.there("networkpolicies", "shop")["spec"]["ingress"]
+    return stage.there("networkpolicies", "shop-nodes")["spec"]["ingress"]
 
 
 def test_topics_of_two_owners_are_both_there(stage: Stage) -> None:

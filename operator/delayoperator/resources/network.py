@@ -24,7 +24,7 @@ def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": names.metadata(view, view.name),
+        "metadata": names.metadata(view, names.network_policy(view.name)),
         "spec": {
             "podSelector": {"matchLabels": names.selector(view.name)},
             "policyTypes": ["Ingress"],
