@@ -191,6 +191,16 @@ def test_without_a_seal_it_counts_only_where_it_may() -> None:
         strict.seal("n0", Heartbeat("n1", 2, 1, 0, ()))
 
 
+def test_a_node_that_was_restarted_without_tls_hears_heartbeats_without_a_seal() -> None:
+    """The key of the process before it is known to nobody there: its heartbeats would never be answered."""
+    two, offers = Two(), True
+    two.asker = HeartbeatGuard("n0", PROCESS["n0"], two.clock, FRESH_MS, lambda _: offers)
+    two.key = two.agree()
+    assert two.asked.open(two.heartbeat()).session is not None
+    offers = False  # says its lease now
+    assert HeartbeatGuard("n1", "f" * 16, two.asked_clock, FRESH_MS).open(two.heartbeat()).fresh
+
+
 def test_no_secret_is_shown() -> None:
     key = HeartbeatKey.new()
     assert HeartbeatKey.decode(key.encode()) == key

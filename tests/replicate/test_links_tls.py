@@ -275,8 +275,8 @@ async def test_whoever_does_not_end_a_handshake_is_cut_off_and_holds_nothing(mon
             mute.append(sock)
         await until("no more are taken", lambda: made.links["n1"].unidentified > 3)
         await up(made)
-        await until("they are gone", lambda: made.links["n1"].unidentified == 0)
-        assert not made.links["n1"]._securing
+        links = made.links["n1"]
+        await until("they are gone", lambda: links.unidentified == 0 and not links._securing)
         for sock in mute:
             sock.close()
 

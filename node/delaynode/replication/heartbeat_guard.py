@@ -190,12 +190,12 @@ class HeartbeatGuard:
     # ------------------------------------------------------------ out
     def seal(self, node: str, heartbeat: Heartbeat) -> bytes:
         """The datagram for that node. Raises NoKey."""
+        if not self._must_seal(node):  # also where a process of before has agreed on a key: this one knows none
+            return encode_heartbeat(heartbeat)
         with self._lock:
             if (asking := self._asking.get(node)) is not None:
                 return self._sealed(asking, heartbeat, asking.heard_ms, 0)
-        if self._must_seal(node):
-            raise NoKey("no key is agreed with it yet: that takes a TLS link")
-        return encode_heartbeat(heartbeat)
+        raise NoKey("no key is agreed with it yet: that takes a TLS link")
 
     def seal_reply(self, to: Opened, reply: HeartbeatReply) -> bytes:
         """The datagram for whoever has sent that heartbeat."""
