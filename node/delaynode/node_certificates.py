@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from delayapi.certificates import Certificates, CertificateStore, load_certificates, load_roots
+from delayregistry.model import ListenerTrust
 
 from delaynode.listener_options import Security
 
 SERVER, CLIENT_CA, PEER = "server", "client-ca", "peer"
 ROLE = "/role/"
+MAX_ROOTS_BYTES = 16 << 10  # told to others: they are in each renewal of the lease
 
 
 class NodeCertificates:
@@ -60,6 +62,14 @@ class NodeCertificates:
                 else:
                     log("certificate-usable", use=use)
         self._told = dict(found)
+
+    def trust(self) -> ListenerTrust | None:
+        """What others need to know of the listeners' certificate; None: there is none, or it has no DNS name."""
+        own = self.current(SERVER)
+        names = () if own is None else own.names
+        name = next((one.removeprefix("dns:") for one in names if one.startswith("dns:") and "*" not in one), "")
+        roots = b"" if own is None else own.roots_pem
+        return ListenerTrust(name, roots.decode("ascii")) if name and len(roots) <= MAX_ROOTS_BYTES else None
 
     def cluster_uri(self) -> str:
         """What the URIs of this cluster's own processes begin with, before their role: as in this node's own

@@ -304,6 +304,15 @@ class ListenerEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerTrust:
+    """How clients know a node's listeners with TLS. Public: the registry's readers are told, so that the operator needs
+    no Secret."""
+
+    server_name: str  # a DNS name that their certificate is for
+    roots: str  # PEM, who has issued it; empty: the public ones
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLease:
     """A node's sign of life. A watcher compares `renewals` with what it saw before, on its own clock."""
 
@@ -319,6 +328,8 @@ class NodeLease:
     wire: VersionRange | None = None  # versions in which it talks to other nodes
     listeners: tuple[ListenerEndpoint, ...] = ()  # for gRPC; none: the one at `endpoint` alone
     peer_tls: bool = False  # other nodes may come by TLS at `peer`
+    trust: ListenerTrust | None = None  # None: it has no listener with TLS, or no certificate for one yet
+    certificate_problem: str = ""  # what is wrong with the certificates on its disk; empty: nothing
 
     def endpoint_of(self, listener: str) -> str:
         """Where the node's listener of that name is; empty: it has none of that name."""

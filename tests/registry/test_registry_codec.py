@@ -20,6 +20,7 @@ from delayregistry.model import (
     Durability,
     Handover,
     ListenerEndpoint,
+    ListenerTrust,
     NodeLease,
     ShardSpec,
     ShardStatus,
@@ -125,6 +126,8 @@ leases = drawn(
     wire=st.none() | st.builds(VersionRange, st.integers(1, 9), st.integers(1, 9)),
     listeners=st.lists(st.builds(ListenerEndpoint, text, text), max_size=3).map(tuple),
     peer_tls=st.booleans(),
+    trust=st.none() | st.builds(ListenerTrust, text, text),
+    certificate_problem=text,
 )
 
 

@@ -19,6 +19,7 @@ from delayregistry.model import (
     MIN_LEASE_SECONDS,
     ClusterSpec,
     ListenerEndpoint,
+    ListenerTrust,
     NodeLease,
     ShardSpec,
     VersionRange,
@@ -98,6 +99,22 @@ def test_a_lease_says_of_its_own_process_alone_that_it_offers_tls(
     operator: WritingRegistry, node: KubeRegistry
 ) -> None:
     for lease in (replace(LEASE, peer_tls=True), replace(LEASE, incarnation="b")):
+        node.renew_lease(lease)
+        assert operator.list_leases() == (lease,)
+
+
+def test_a_lease_says_whom_to_trust_with_its_own_processs_certificate(
+    operator: WritingRegistry, node: KubeRegistry
+) -> None:
+    listeners = (ListenerEndpoint("tokens", "10.0.0.1:7071"),)
+    trust = ListenerTrust("c-client.ns.svc", "-----BEGIN CERTIFICATE-----\nof one, of another\n-----END\n")
+    secured = replace(LEASE, listeners=listeners, peer_tls=True, trust=trust)
+    for lease in (
+        secured,
+        replace(secured, trust=None, peer_tls=False, certificate_problem="server: tls.crt expired on Monday, of ca"),
+        replace(secured, trust=ListenerTrust("c-client.ns.svc", "")),  # by a public CA
+        replace(LEASE, incarnation="b"),  # of one that has none, or knows of none
+    ):
         node.renew_lease(lease)
         assert operator.list_leases() == (lease,)
 

@@ -284,7 +284,8 @@ class Node:
         return NodeLease(
             config.node, self.incarnation, config.advertise, config.advertise_http, renewals,
             peer=self.peering.address, stopping=self.stopping, zone=config.zone, formats=FORMATS, wire=WIRE,
-            listeners=self._listeners, peer_tls=self.peering.offers_tls,
+            listeners=self._listeners, peer_tls=self.peering.offers_tls, trust=self.certificates.trust(),
+            certificate_problem="; ".join(f"{use}: {why}" for use, why in self.certificates.problems().items())[:500],
         )  # fmt: skip
 
     def leases_read(self) -> None:

@@ -29,6 +29,7 @@ from delayregistry.model import (
     Condition,
     ConditionType,
     ListenerEndpoint,
+    ListenerTrust,
     NodeLease,
     ShardObject,
     ShardSpec,
@@ -144,7 +145,9 @@ def read_lease(names: Names, obj: Json) -> NodeLease | None:
     listeners = _listeners(str(said.get(PREFIX + "listeners", "")), str(incarnation))
     return NodeLease(
         node, str(incarnation), renewals=int(renewals), stopping=stopping, formats=formats, wire=wire,
-        listeners=listeners, peer_tls=said.get(PREFIX + "peer-tls") == f"of {incarnation}", **texts,
+        listeners=listeners, peer_tls=said.get(PREFIX + "peer-tls") == f"of {incarnation}",
+        trust=_trust(str(said.get(PREFIX + "trust", "")), str(incarnation)),
+        certificate_problem=_of(str(said.get(PREFIX + "certificate-problem", "")), str(incarnation)), **texts,
     )  # fmt: skip
 
 
@@ -181,6 +184,23 @@ def _listeners_text(lease: NodeLease) -> str:
     return f"{' '.join(f'{one.name}={one.endpoint}' for one in lease.listeners)}, of {lease.incarnation}"
 
 
+def _of(text: str, incarnation: str) -> str:
+    """`TEXT, of INCARNATION`; of another process: nothing, as in _versions()."""
+    said, _, of = text.rpartition(", of ")
+    return said if of == incarnation else ""
+
+
+def _trust(text: str, incarnation: str) -> ListenerTrust | None:
+    """`SERVER_NAME`, and from the next line on the roots."""
+    name, _, roots = _of(text, incarnation).partition("\n")
+    return ListenerTrust(name, roots) if name else None
+
+
+def _trust_text(lease: NodeLease) -> str:
+    trust = lease.trust
+    return "" if trust is None else f"{trust.server_name}\n{trust.roots}, of {lease.incarnation}"
+
+
 def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> Json:
     """seconds: how long it holds. That, pod_uid and wall_ms are for people: observers watch `renewals`."""
     said = {
@@ -193,10 +213,12 @@ def lease_patch(lease: NodeLease, pod_uid: str, seconds: int, wall_ms: int) -> J
         "versions": _versions_text(lease),
         "pod-uid": pod_uid,
     }
+    if lease.listeners or lease.peer_tls:
+        said["peer-tls"] = f"of {lease.incarnation}" if lease.peer_tls else ""  # it may have been offered before
     if lease.listeners:
         said["listeners"] = _listeners_text(lease)
-    if lease.peer_tls:
-        said["peer-tls"] = f"of {lease.incarnation}"
+        said["trust"] = _trust_text(lease)
+        said["certificate-problem"] = f"{lease.certificate_problem}, of {lease.incarnation}"
     annotations = {PREFIX + field: value for field, value in said.items()}
     spec = {"holderIdentity": lease.incarnation, "leaseDurationSeconds": seconds, "renewTime": _time(wall_ms, 6)}
     return {"metadata": {"annotations": annotations}, "spec": spec}
