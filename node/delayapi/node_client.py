@@ -1,8 +1,12 @@
-"""A node's answers about itself, for code on threads: the wheels of its shards and the state of its copies."""
+"""A node's answers about itself, for code on threads: the wheels of its shards and the state of its copies.
+
+With a token the node is reached by its listener `tokens`, whose certificate its lease says whom to trust with.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final, Self
+from collections.abc import Callable
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -10,6 +14,11 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 """Of one answer: a node ends GetWheel's at 32 MiB of slots, and the states of 10,000 copies are a few MiB."""
+
+TOKENS: Final = "tokens"
+"""The listener that takes tokens by TLS, where a cluster in Kubernetes or `delayctl local --secure` has one."""
+TokenSource: TypeAlias = Callable[[], str]
+"""A token that is valid now. Called in threads of gRPC, at each call. Raises Exception where there is none."""
 
 
 class NodeClient:
@@ -49,3 +58,26 @@ class NodeClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def token_client(
+    endpoint: str, server_name: str, roots: str, token: TokenSource, options: tuple[tuple[str, Any], ...] = ()
+) -> NodeClient:
+    """roots: PEM, who may have issued the node's certificate; empty: the public CAs. It must be for server_name,
+    whatever address is dialled: leases have IP addresses."""
+    credentials = grpc.composite_channel_credentials(
+        grpc.ssl_channel_credentials(roots.encode() or None), grpc.metadata_call_credentials(_Bearer(token))
+    )
+    named = (("grpc.ssl_target_name_override", server_name), ("grpc.default_authority", server_name))
+    return NodeClient(endpoint, (*options, *named), credentials)
+
+
+class _Bearer(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no types
+    def __init__(self, token: TokenSource) -> None:
+        self._token = token
+
+    def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        try:
+            callback((("authorization", f"Bearer {self._token()}"),), None)
+        except Exception as error:  # the call ends with it
+            callback((), error)

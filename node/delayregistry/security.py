@@ -236,6 +236,11 @@ class SecurityObject:
     text: str
 
 
+def account_audience(namespace: str, cluster: str) -> str:
+    """Of the tokens that a cluster in Kubernetes takes from ServiceAccounts: nobody else's takes them."""
+    return f"delaycluster.io/{namespace}/{cluster}"
+
+
 def read_document(text: str) -> SecuritySpec:
     """Raises BadRecord, which says what is wrong with it."""
     return loads_strict(SecuritySpec, text, MAX_DOCUMENT_BYTES)

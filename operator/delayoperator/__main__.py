@@ -5,6 +5,8 @@
     DELAYREBALANCE_IMAGE  likewise of the rebalance job
     OPERATOR_LEASE      NAMESPACE/NAME of the Lease of the election, which names the release too; the chart gives each
                         release its own
+    OPERATOR_SERVICE_ACCOUNT  its own, in that Lease's namespace: by its tokens nodes know the operator; not set: they
+                        don't, and no cluster comes to the security mode Required
     OPERATOR_LEASE_SECONDS  how long a leader may be silent; default 5
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
     DELAYCLUSTER_LOG_LEVEL  the least level of events in the log: debug, info, warning or error; so does --log-level
@@ -23,6 +25,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import kopf
 from aiohttp import web
@@ -31,6 +34,7 @@ from delayapi.events import EventLog, add_level_option, take_library_records
 from delayapi.log_levels import LogLevel
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry, OwnerReference, SharedWatches
 from delayregistry.port import Registry
+from delayregistry.security import account_audience
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delayoperator.control_loop.loop import Log
@@ -42,6 +46,7 @@ from delayoperator.handlers.routes import listener_of, routes, settings
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import FIELD_MANAGER, Api, kube_transport
 from delayoperator.kube.caches import ObjectCaches
+from delayoperator.kube.own_token import ACCOUNT_VARIABLE, OwnAccount, OwnToken
 from delayoperator.kube.status import RELEASE
 from delayoperator.kube.worker import Worker, WorkerSettings
 from delayoperator.metrics import OperatorCollector, registry_of
@@ -59,6 +64,7 @@ class Options:
     http: str = "[::]:8080"
     rebalance_image: str = DEFAULT_REBALANCE_IMAGE
     lease: str = DEFAULT_LEASE
+    account: str = ""
     election: ElectionTimes = field(default_factory=ElectionTimes)
 
     @classmethod
@@ -70,6 +76,7 @@ class Options:
             environment.get("OPERATOR_HTTP") or "[::]:8080",
             environment.get("DELAYREBALANCE_IMAGE") or DEFAULT_REBALANCE_IMAGE,
             environment.get("OPERATOR_LEASE") or DEFAULT_LEASE,
+            environment.get(ACCOUNT_VARIABLE, ""),
             ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
         )
 
@@ -107,7 +114,10 @@ class Operator:
         self.caches = ObjectCaches(self._client, options.namespaces, self._shared, log)
         self.api = Api(self._transport, self.caches)
         namespace, _, release = options.lease.partition("/")
-        self._settings = workers or WorkerSettings(options.image, options.rebalance_image, operator_namespace=namespace)
+        account = OwnAccount(namespace, options.account)
+        self._settings = workers or WorkerSettings(
+            options.image, options.rebalance_image, account, token=partial(self._new_token, account)
+        )
         mine = OperatorClaim(release, namespace, RELEASE)
         self._claims = ClusterClaims(self.api, mine, self.election.tenure, boot_ms, self._settings.dead_after_ms)
         self.clusters = Clusters(self._new_worker, log)
@@ -134,6 +144,11 @@ class Operator:
             await runner.cleanup()
             for client in (self._transport, self._client, self._unfenced):
                 client.close()
+
+    def _new_token(self, account: OwnAccount, namespace: str, cluster: str) -> OwnToken | None:
+        """By the client that is not fenced: whoever stands by may ask nodes too."""
+        audience = account_audience(namespace, cluster)
+        return OwnToken(self._unfenced, account, audience) if account.name else None
 
     def _leads(self) -> bool:
         return self.election.tenure() is not None

@@ -238,6 +238,17 @@ CEL = (
     BadCluster("a peer that is nobody", _spec(networkPolicy={"monitoring": [{}]}), By.CEL,
                "spec.networkPolicy.monitoring[0]", "a peer is an ipBlock, or has",
                "spec.networkPolicy.monitoring[0]: a peer is an ipBlock, or has"),
+    BadCluster("TLS without keys", _spec(security={"mode": "Required"}), By.CEL, "spec.security.certificates",
+               "Permissive and Required need certificates", "spec.security.certificates: Permissive and Required need"),
+    BadCluster("keys from nowhere", _spec(security={"mode": "Off", "certificates": {}}), By.CEL,
+               "spec.security.certificates", "one of certManager and secrets",
+               "spec.security.certificates: certificates are of cert-manager or in Secrets"),
+    BadCluster("keys from two places", _spec(security={"mode": "Off", "certificates": {
+               "certManager": {}, "secrets": {"server": "a"}}}), By.CEL, "spec.security.certificates",
+               "one of certManager and secrets", "spec.security.certificates: certificates are of cert-manager or in"),
+    BadCluster("an issuer whose keys nobody knows", _spec(security={"mode": "Off", "tokens": {"oidc": [
+               {"issuer": "login", "audience": "delay"}]}}), By.CEL, "spec.security.tokens.oidc[0]",
+               "needs jwksURL", "spec.security.tokens.oidc[login]: an issuer that is no https URL needs jwksURL"),
     BadCluster("automatic below nothing", _spec(rebalance={"approval": "AutomaticBelow"}), By.CEL, "spec.rebalance",
                "needs automaticBelow", "spec.rebalance.automaticBelow: approval AutomaticBelow needs"),
     BadCluster("loads counted by the second", _spec(rebalance={"slot": "1s"}), By.CEL, "spec.rebalance.slot",

@@ -10,11 +10,12 @@ import pytest
 from delayapi.log_levels import LogLevel
 from delayapi.units import DAY_MS
 from delayoperator.crds import limits
-from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
+from delayoperator.crds.convert import DesiredCluster, DesiredSecurity, InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
-from delayoperator.resources.view import NetworkAccess
+from delayoperator.resources.view import NetworkAccess, SecurityMode, TlsSettings
 from delayrebalance.model import RebalanceError, SearchSettings
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicQuotas, TopicSpec, TopicType
+from delayregistry.security import IssuerKind, TokenIssuer, Verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,15 @@ def test_every_request_arrives() -> None:
             monitoring={"podMonitor": True, "labels": {"release": "prometheus"}},
             networkPolicy={"clients": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}], "monitoring": []},
             logLevel="debug",
+            security={
+                "mode": "Required",
+                "certificates": {"secrets": {"server": "web", "peers": "inner"}, "clientCA": "clients"},
+                "tokens": {
+                    "serviceAccounts": "TokenReview",
+                    "oidc": [{"issuer": "https://a.example", "audience": "b", "groupsClaim": "groups"}],
+                },
+                "superUsers": ["group:admins"],
+            },
             rebalance={"schedule": "0 3 * * *"},
         )
     )  # fmt: skip
@@ -102,6 +112,9 @@ def test_every_request_arrives() -> None:
     assert made.monitor_labels == {"release": "prometheus"}
     assert (made.storage.size, made.storage.class_name, made.storage.delete_with_cluster) == ("100Gi", "fast", True)
     assert made.network == NetworkAccess(({"namespaceSelector": {"matchLabels": {"a": "b"}}},), ())
+    issuer = TokenIssuer(IssuerKind.OIDC, "b", "https://a.example", groups_claim="groups")
+    settings = TlsSettings(SecurityMode.REQUIRED, "web", "inner", "clients")
+    assert made.security == DesiredSecurity(settings, Verification.TOKEN_REVIEW, (issuer,), ("group:admins",))
     assert made.resources == {"requests": {"cpu": "2", "memory": "1Gi"}}
     assert made.rebalance is not None
     assert made.rebalance.schedule == "0 3 * * *"

@@ -145,6 +145,10 @@ def test_only_what_names_an_item_is_required_of_people() -> None:
         ".spec.podTemplate.env[]": ["name"],
         ".spec.networkPolicy.clients[].ipBlock": ["cidr"],
         ".spec.networkPolicy.monitoring[].ipBlock": ["cidr"],
+        ".spec.security": ["mode"],
+        ".spec.security.certificates.certManager.issuerRef": ["name"],
+        ".spec.security.certificates.secrets": ["server"],
+        ".spec.security.tokens.oidc[]": ["issuer", "audience"],
     }
 
 

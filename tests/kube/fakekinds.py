@@ -45,6 +45,8 @@ KINDS = (
     Kind("apps", "v1", "statefulsets", "StatefulSet", status=True),
     Kind("batch", "v1", "cronjobs", "CronJob", status=True),
     Kind("batch", "v1", "jobs", "Job", status=True),
+    Kind("cert-manager.io", "v1", "certificates", "Certificate", status=True),
+    Kind("cert-manager.io", "v1", "issuers", "Issuer", status=True),
     Kind("coordination.k8s.io", "v1", "leases", "Lease"),
     Kind("delaycluster.io", "v1alpha1", "delayclusters", "DelayCluster", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayrebalances", "DelayRebalance", status=True),

@@ -20,9 +20,19 @@ from typing import Any
 
 import grpc
 from delayapi.proto.delay.v1 import delay_pb2
+from delayoperator.resources.names import SECURITY_MODE
 from delayregistry.kube import objects
 from delayregistry.kube.names import Names
-from delayregistry.model import FIRST_VERSION, Handover, NodeLease, ShardObject, ShardStatus, VersionRange
+from delayregistry.model import (
+    FIRST_VERSION,
+    Handover,
+    ListenerEndpoint,
+    ListenerTrust,
+    NodeLease,
+    ShardObject,
+    ShardStatus,
+    VersionRange,
+)
 
 from tests.kube import fakekinds
 from tests.kube.fakestore import Refused, Store
@@ -50,6 +60,7 @@ class Process:
     server: Any = None
     endpoint: str = ""
     versions: VersionRange | None = None  # of files and of the wire, as its image has them
+    secured: bool = False  # it has certificates
 
     def entry(self, uid: int) -> str:
         return f"copy-{self.node}-{uid}"
@@ -69,6 +80,7 @@ class Kubelet:
         self.versions: dict[str, VersionRange] = {}
         self.frozen: set[str] = set()  # pods by name
         self.expandable = True
+        self.certificates_lack = False  # Secrets of pods that begin from now on
         self.lock = threading.RLock()
         self.processes: dict[str, Process] = {}  # by pod uid
         self.ends: dict[str, list[str]] = {}  # incarnations that ended in a pod, by its uid
@@ -163,7 +175,13 @@ class Kubelet:
             body["spec"] = {"storageClassName": "standard", **claim["spec"]}
             self.store.create(claims, namespace, body)
         pod = {
-            "metadata": {"name": name, "labels": labels, "ownerReferences": [owner], "finalizers": [FINALIZER]},
+            "metadata": {
+                "name": name,
+                "labels": labels,
+                "annotations": dict(template["metadata"].get("annotations", {})),
+                "ownerReferences": [owner],
+                "finalizers": [FINALIZER],
+            },
             "spec": {**template["spec"], "nodeName": self.machines.get(name, f"machine-{number}")},
         }
         self.store.create(fakekinds.find("pods"), namespace, pod)
@@ -239,6 +257,7 @@ class Kubelet:
         cluster, number = meta["name"].rsplit("-", 1)
         place = f"{meta['namespace']}/{cluster}"
         process = Process(place, f"n{number}", meta["uid"], self.disks.setdefault((place, f"n{number}"), {}))
+        process.secured = SECURITY_MODE in meta.get("annotations", {}) and not self.certificates_lack
         process.versions = self.versions.get(pod["spec"]["containers"][0]["image"])
         process.server = grpc.server(futures.ThreadPoolExecutor(2))
         process.server.add_generic_rpc_handlers((_Answers(self, process),))
@@ -263,9 +282,11 @@ class Kubelet:
         namespace, cluster = process.cluster.split("/")
         process.renewals += 1
         stopping = process.stopping_since_s is not None
+        trust = ListenerTrust("shop-client.shop.svc", "PEM") if process.secured else None
         lease = NodeLease(
             process.node, process.incarnation, process.endpoint, "127.0.0.1:1", process.renewals, stopping=stopping,
-            formats=process.versions, wire=process.versions,
+            formats=process.versions, wire=process.versions, trust=trust, peer_tls=process.secured,
+            listeners=(ListenerEndpoint("tokens", process.endpoint),) if process.secured else (),
         )  # fmt: skip
         patch = objects.lease_patch(lease, process.pod_uid, 3, time.time_ns() // 1_000_000)
         try:

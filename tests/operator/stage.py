@@ -26,7 +26,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from delayoperator.__main__ import Operator, Options
+from delayoperator.control_loop.probe import GrpcProber
 from delayoperator.election.lease import ElectionTimes
+from delayoperator.kube.own_token import OwnAccount
 from delayoperator.kube.worker import WorkerSettings
 from delayregistry.kube import Credentials
 from kubernetes import client
@@ -140,8 +142,9 @@ class Stage:
                 made = Operator(
                     options, lambda event: events.append(dict(event)), Credentials(configuration),
                     WorkerSettings(
-                        image, resync_s=resync_s, dead_after_ms=DEAD_AFTER_MS,
-                        operator_namespace=lease.partition("/")[0],
+                        image, account=OwnAccount(lease.partition("/")[0], "operator"), resync_s=resync_s,
+                        dead_after_ms=DEAD_AFTER_MS, token=lambda namespace, cluster: lambda: "token",
+                        prober=lambda access: GrpcProber(),  # the kubelet's nodes answer without TLS
                     ),
                 )  # fmt: skip
                 thread, loop = threading.current_thread(), asyncio.get_running_loop()

@@ -57,6 +57,10 @@ EFFECTS: Mapping[str, Effect] = {
     "monitoring": Effect.OBJECTS,
     "networkPolicy": Effect.OBJECTS,
     "logLevel": Effect.LIVE,
+    "security.mode": Effect.RESTART,
+    "security.certificates": Effect.RESTART,
+    "security.tokens": Effect.LIVE,
+    "security.superUsers": Effect.LIVE,
     "rebalance": Effect.OPERATOR,
 }
 """By field of spec; a field that is not named is as its parent."""

@@ -13,9 +13,10 @@ from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
+from delayoperator.crds.security import SecurityModel
 from delayoperator.resources import ClusterView
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
-from delayoperator.resources.view import PodSpec, VolumeRequest
+from delayoperator.resources.view import PodSpec, SecurityMode, TlsSettings, VolumeRequest
 from delayregistry.model import BootstrapVolumes, Durability, TopicQuotas
 from pydantic import BaseModel
 
@@ -200,6 +201,7 @@ def topic(**changed: Any) -> Callable[[ClusterView], ClusterView]:
     return change
 
 
+TLS = TlsSettings(SecurityMode.PERMISSIVE, "server", "peers")
 CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "nodes": desired(nodes=7),
     "image": lambda view: replace(view, image="other:2"),
@@ -229,6 +231,10 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "monitoring": lambda view: replace(view, pod_monitor=False),
     "networkPolicy": lambda view: replace(view, network=None),
     "logLevel": desired(log_level=LogLevel.DEBUG),
+    "security.mode": lambda view: replace(view, tls=TLS),
+    "security.certificates": lambda view: replace(view, tls=replace(TLS, server="other")),
+    "security.tokens": lambda view: replace(view, security="{}"),
+    "security.superUsers": lambda view: replace(view, security="{}"),
 }
 UNSEEN = {"paused", "rebalance", "upgrade.finalize"}  # the builders do not read them
 
@@ -247,7 +253,7 @@ def test_the_table_is_tested_as_a_whole() -> None:
 def test_the_table_knows_every_field_that_people_can_write() -> None:
     """The table names the parts of some fields, since they differ in effect."""
     parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.StorageModel}
-    parts |= {"bootstrap": crd.BootstrapModel, "upgrade": crd.UpgradeModel}
+    parts |= {"bootstrap": crd.BootstrapModel, "upgrade": crd.UpgradeModel, "security": SecurityModel}
     for name in written(DelayClusterSpec):
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
         assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below

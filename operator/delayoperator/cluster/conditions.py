@@ -20,6 +20,7 @@ from delayoperator.cluster.shard_summary import PodView, ShardSummary, counted_o
 from delayoperator.cluster.versions import NodesVersion
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.plan import Liveness, ObservedNode, OrphanReport
+from delayoperator.resources.view import SecurityMode
 
 MAX_MESSAGE_CHARS = 1_500  # of a message: a describe has to stay readable, and an object small
 
@@ -47,6 +48,7 @@ class ClusterObservation:
     invalid: why the present spec can't be accepted. has_accepted_spec: an earlier one is kept up.
     was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
     rebalancing: which plans are carried out, and how far they are; "": none. orphans: copies without a DelayShard.
+    security: the mode that holds for every pod.
     paused_by, drains: who asked for it; "": it is not paused.
     """
 
@@ -67,6 +69,7 @@ class ClusterObservation:
     rebalancing: str = ""
     orphans: OrphanReport = field(default_factory=OrphanReport)
     versions: NodesVersion = field(default_factory=NodesVersion)
+    security: SecurityMode = SecurityMode.OFF
 
 
 def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:

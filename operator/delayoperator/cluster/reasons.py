@@ -40,6 +40,8 @@ class Reason(StrEnum):
     FORBIDDEN = "Forbidden"  # the operator's role lacks something
     OBJECT_REFUSED = "ObjectRefused"  # the API server finds an object of ours wrong (quota, admission, pod security)
     APPLY_FAILED = "ApplyFailed"  # the API server answered with an error; tried again
+    CERTIFICATE_UNUSABLE = "CertificateUnusable"  # what is on a node's disk; what was good before is used
+    SECURITY_WAITS = "SecurityWaits"  # the mode that is asked for would cut nodes, or the operator, off
     SECURITY_TOO_LARGE = "SecurityTooLarge"  # the DelayUsers don't fit into a ConfigMap; the last that did stand
     POD_NOT_STARTING = "PodNotStarting"
     ROLLOUT_STUCK = "RolloutStuck"
@@ -71,9 +73,9 @@ class Reason(StrEnum):
 DEGRADED = (  # the worst first: a condition names the first that holds
     Reason.OPERATOR_ERROR, Reason.SHARDS_BLOCKED, Reason.ORPHANED_COPIES, Reason.ACKNOWLEDGED_AT_RISK,
     Reason.INVALID_SPEC, Reason.ANNOTATION_REFUSED, Reason.NAME_TAKEN, Reason.FORBIDDEN, Reason.OBJECT_REFUSED,
-    Reason.APPLY_FAILED, Reason.SECURITY_TOO_LARGE, Reason.POD_NOT_STARTING, Reason.ROLLOUT_STUCK,
-    Reason.VERSIONS_INCOMPATIBLE, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC, Reason.MOVES_HELD,
-    Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
+    Reason.APPLY_FAILED, Reason.SECURITY_TOO_LARGE, Reason.CERTIFICATE_UNUSABLE, Reason.POD_NOT_STARTING,
+    Reason.ROLLOUT_STUCK, Reason.VERSIONS_INCOMPATIBLE, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC,
+    Reason.SECURITY_WAITS, Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
 )  # fmt: skip
 NEEDS_PAGE = frozenset({
     *DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.NO_NODES_READY, Reason.PAUSED, Reason.STARTING,

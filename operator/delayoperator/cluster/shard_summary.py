@@ -11,6 +11,7 @@ from delayregistry.model import ClusterSpec, ConditionType, ShardObject, shard_n
 
 from delayoperator.cluster.shared_places import shared_places
 from delayoperator.plan import Liveness, ObservedNode
+from delayoperator.resources.view import SecurityMode
 
 SWITCHING_MS = 2_000  # a switchover's pause, seen from here
 STUCK_MS = 120_000  # a shard that is Blocked for longer is not waited for by a restart
@@ -30,6 +31,7 @@ class PodView:
     machine: str = ""  # the Kubernetes node; "" while not scheduled
     zoneless: bool = False  # its people have set the zone's variable to nothing: zones are to stay unknown
     restart: str = ""  # who asked for its restart; "": none did
+    security: SecurityMode = SecurityMode.OFF  # that it was made for
 
 
 @dataclass(frozen=True, slots=True)

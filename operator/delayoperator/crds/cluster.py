@@ -40,6 +40,7 @@ from delayoperator.crds.base import (
 )
 from delayoperator.crds.pod import Anything, Labels, PodTemplate, Resources
 from delayoperator.crds.rebalancing import Rebalancing
+from delayoperator.crds.security import SecurityModel
 from delayoperator.crds.status import DelayClusterStatus
 
 
@@ -346,6 +347,9 @@ class DelayClusterSpec(Model):
         description="The least level of events in the nodes' logs: debug, info, warning or error. The nodes follow a "
         "change within a second, without a restart. Absent: info, or what DELAYCLUSTER_LOG_LEVEL in podTemplate.env "
         "says.",
+    )
+    security: SecurityModel | None = Field(
+        None, description="Who may reach the nodes, and how. Absent: as with mode Off, everybody may do everything."
     )
     rebalance: Rebalancing | None = Field(
         None,

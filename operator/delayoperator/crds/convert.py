@@ -14,6 +14,7 @@ from typing import Any
 from delayapi.durations import parse_duration_ms
 from delayapi.units import DAY_MS
 from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSpec, TopicQuotas, TopicSpec
+from delayregistry.security import AuthorizationMode, IssuerKind, SecuritySpec, TokenIssuer, Verification
 from pydantic import ValidationError
 
 from delayoperator.crds import limits
@@ -21,8 +22,17 @@ from delayoperator.crds.cluster import DelayClusterSpec, Finalize, NetworkPolicy
 from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
+from delayoperator.crds.security import KEYS_WANTED, OIDC_KEYS, ONE_SOURCE, ClusterCertificates, SecurityModel
+from delayoperator.resources import names
 from delayoperator.resources.normal import quantity
-from delayoperator.resources.view import NetworkAccess, PodSpec, VolumeRequest
+from delayoperator.resources.view import (
+    CertificateIssuer,
+    NetworkAccess,
+    PodSpec,
+    SecurityMode,
+    TlsSettings,
+    VolumeRequest,
+)
 
 
 class InvalidSpec(ValueError):
@@ -31,6 +41,16 @@ class InvalidSpec(ValueError):
     def __init__(self, refusals: tuple[Refusal, ...]) -> None:
         super().__init__("; ".join(str(refusal) for refusal in refusals))
         self.refusals = refusals
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredSecurity:
+    """tls: with the mode that is asked for; None: Off. verify: of ServiceAccounts' tokens."""
+
+    tls: TlsSettings | None = None
+    verify: Verification = Verification.JWKS
+    oidc: tuple[TokenIssuer, ...] = ()
+    super_users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +67,7 @@ class DesiredCluster:
     monitor_labels: Mapping[str, str] = field(default_factory=dict)
     rebalance: Rebalancing | None = None
     network: NetworkAccess | None = None
+    security: DesiredSecurity = field(default_factory=lambda: DesiredSecurity())
     finalize: bool = True  # a newer format is written as soon as every node reads it
 
 
@@ -113,10 +134,23 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
                 yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(what)["message"])
     if spec.rebalance is not None:
         yield from _rebalancing(spec.rebalance)
+    if spec.security is not None:
+        yield from _bad_security(spec.security)
     for where in ("clients", "monitoring") if spec.network_policy is not None else ():
         for number, peer in enumerate(getattr(spec.network_policy, where) or ()):
             if (peer.ip_block is None) == (peer.pod_selector is None and peer.namespace_selector is None):
                 yield Refusal(f"spec.networkPolicy.{where}[{number}]", limits.NETWORK_PEER["message"])
+
+
+def _bad_security(said: SecurityModel) -> Iterator[Refusal]:
+    found = said.certificates
+    if found is None and said.mode is not SecurityMode.OFF:
+        yield Refusal("spec.security.certificates", KEYS_WANTED["message"])
+    if found is not None and (found.cert_manager is None) == (found.secrets is None):
+        yield Refusal("spec.security.certificates", ONE_SOURCE["message"])
+    for it in said.tokens.oidc or ():
+        if not it.issuer.startswith("https://") and it.jwks_url is None:
+            yield Refusal(field_path("spec.security.tokens.oidc", it.issuer), OIDC_KEYS["message"])
 
 
 def _rebalancing(rebalancing: Rebalancing) -> Iterator[Refusal]:
@@ -197,8 +231,34 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         monitor_labels=(spec.monitoring.labels if spec.monitoring is not None else None) or {},
         rebalance=spec.rebalance,
         network=None if spec.network_policy is None else _network(spec.network_policy),
+        security=DesiredSecurity() if spec.security is None else _security(name, spec.security),
         finalize=spec.upgrade.finalize is Finalize.AUTOMATIC,
     )
+
+
+def _security(name: str, said: SecurityModel) -> DesiredSecurity:
+    """Raises BadSpec."""
+    if said.mode is SecurityMode.OFF or said.certificates is None:
+        return DesiredSecurity()
+    issuers = tuple(
+        TokenIssuer(
+            IssuerKind.OIDC, it.audience, it.issuer, jwks_url=it.jwks_url or "", ca=it.ca or "",
+            principal_claim=it.principal_claim, groups_claim=it.groups_claim or "",
+        )
+        for it in said.tokens.oidc or ()
+    )  # fmt: skip
+    superior = tuple(dict.fromkeys(said.super_users or ()))
+    SecuritySpec(AuthorizationMode(said.mode.value), superior, issuers)  # finds what is wrong with them
+    return DesiredSecurity(_tls(name, said.mode, said.certificates), said.tokens.service_accounts, issuers, superior)
+
+
+def _tls(name: str, mode: SecurityMode, found: ClusterCertificates) -> TlsSettings:
+    client_ca = found.client_ca or ""
+    if found.secrets is not None:
+        return TlsSettings(mode, found.secrets.server, found.secrets.peers or found.secrets.server, client_ca)
+    ref = found.cert_manager.issuer_ref if found.cert_manager is not None else None
+    issuer = None if ref is None else CertificateIssuer(ref.name, ref.kind, ref.group)
+    return TlsSettings(mode, names.server_certificate(name), names.peer_certificate(name), client_ca, True, issuer)
 
 
 def _network(policy: NetworkPolicyModel) -> NetworkAccess:

@@ -112,6 +112,7 @@ CLUSTER: Final = CrdKind(
         Column("Served", ".status.servedShards", "Shards whose master serves.", "integer"),
         Column("In sync", ".status.inSyncShards", "Shards that have all their copies in sync.", "integer"),
         Column("Status", _ready("reason"), "Why it is ready, or is not."),
+        Column("Security", ".status.security", "Whether TLS and rights are Off, Permissive or Required."),
         _AGE,
         Column("Replicas", ".spec.replicas", "Copies of each shard.", "integer", wide=True),
         Column("Durability", ".spec.durability", "When a message counts as stored.", wide=True),

@@ -69,7 +69,7 @@ class InForce:
 def compile_users(bodies: Sequence[Json], base: SecuritySpec) -> CompiledUsers:
     """bodies: the DelayUsers of one cluster. base: the rest of the document."""
     found: dict[str, CompiledUser] = {}
-    principals: dict[str, str] = {}  # whose they are
+    principals = {it.principal: "" for it in base.users}  # whose they are; "": the operator's
     tokens: dict[str, str] = {}  # by sha256
     for body in sorted(bodies, key=_age):
         user = _compiled(body)
@@ -77,15 +77,17 @@ def compile_users(bodies: Sequence[Json], base: SecuritySpec) -> CompiledUsers:
         taken += [(f"the token {it.sha256[:12]}...", tokens[it.sha256]) for it in user.tokens if it.sha256 in tokens]
         if taken:
             what, owner = taken[0]
-            said = f"{what} is DelayUser {owner}'s, which is older; this one is left out whole"
+            whose = f"DelayUser {owner}'s, which is older" if owner else "the operator's own"
+            said = f"{what} is {whose}; this one is left out whole"
             user = CompiledUser(user.name, refused=UserReason.IDENTITY_TAKEN, message=said)
         found[user.name] = user
         principals |= {it.principal: user.name for it in user.users}
         tokens |= {it.sha256: user.name for it in user.tokens}
+    users = [it for user in found.values() for it in user.users]
     try:
         spec = replace(
             base,
-            users=tuple(sorted((it for user in found.values() for it in user.users), key=lambda it: it.principal)),
+            users=tuple(sorted((*base.users, *users), key=lambda it: it.principal)),
             tokens=tuple(sorted((it for user in found.values() for it in user.tokens), key=lambda it: it.sha256)),
         )
         return CompiledUsers(found, write_document(spec))

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from delayoperator.crds.base import Int, Model, NodeId, Text, list_map
+from delayoperator.resources.view import SecurityMode
 
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
@@ -91,5 +92,8 @@ class DelayClusterStatus(Model):
         None,
         description="The operator that has claimed the cluster. Remove it to hand the cluster to another one that "
         "watches this namespace.",
+    )
+    security: SecurityMode | None = Field(
+        None, description="The security mode that holds for every node: while nodes are restarted, the weakest."
     )
     image: Text | None = Field(None, description="The image that the nodes run, or are being moved to.")

@@ -39,6 +39,8 @@ ROLE = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 DISRUPTION_BUDGET = ObjectKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 NETWORK_POLICY = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
+ISSUER = ObjectKind("Issuer", "cert-manager.io", "v1", "issuers")
+CERTIFICATE = ObjectKind("Certificate", "cert-manager.io", "v1", "certificates")
 LEASE = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 POD_MONITOR = ObjectKind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
 CRON_JOB = ObjectKind("CronJob", "batch", "v1", "cronjobs")
@@ -49,7 +51,8 @@ STORAGE_CLASS = ObjectKind("StorageClass", "storage.k8s.io", "v1", "storageclass
 NODE = ObjectKind("Node", "", "v1", "nodes", namespaced=False)  # a machine, in our words
 EVENT = ObjectKind("Event", "", "v1", "events")
 
-# What a cluster owns and is compared with what it should be. PodMonitor is only there where Prometheus' operator is.
+# What a cluster owns and is compared with what it should be. PodMonitor is only there where Prometheus' operator is,
+# Issuer and Certificate where cert-manager is.
 OWNED = (
     CONFIG_MAP,
     SERVICE_ACCOUNT,
@@ -59,13 +62,17 @@ OWNED = (
     SERVICE,
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
+    ISSUER,
+    CERTIFICATE,
     STATEFUL_SET,
     POD_MONITOR,
     CRON_JOB,
 )
-OPTIONAL = frozenset({POD_MONITOR, CRON_JOB, NETWORK_POLICY})
+OPTIONAL = frozenset({POD_MONITOR, CRON_JOB, NETWORK_POLICY, ISSUER, CERTIFICATE})
 # The operator deletes objects of these kinds that are not wished for any more; of the others it has a fixed set.
-PRUNED = frozenset({LEASE, POD_MONITOR, CRON_JOB, NETWORK_POLICY, SERVICE_ACCOUNT, ROLE, ROLE_BINDING})
+PRUNED = frozenset(
+    {LEASE, POD_MONITOR, CRON_JOB, NETWORK_POLICY, ISSUER, CERTIFICATE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING}
+)
 
 
 def kind_of(body: dict[str, object]) -> ObjectKind:

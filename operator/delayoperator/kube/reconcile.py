@@ -27,12 +27,14 @@ from delayoperator.cluster.shard_summary import (
 from delayoperator.cluster.versions import decide_nodes_version
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
+from delayoperator.kube import security
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
 from delayoperator.kube.observe import LiveObjects, Observer
+from delayoperator.kube.own_token import OwnAccount
 from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
@@ -93,10 +95,12 @@ class ClusterReconciler:
         clock: LoopClock,
         rebalances: Rebalances,
         rebalance_image: str,
-        operator_namespace: str = "",
+        account: OwnAccount = OwnAccount(),  # noqa: B008  immutable
+        no_token: Callable[[], str] = lambda: "",
     ) -> None:
+        """account: the operator's. no_token: why it has no token for the nodes just now; "": it has one."""
         self.uid = uid
-        self._operator_namespace = operator_namespace
+        self._account, self._no_token = account, no_token
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
@@ -152,6 +156,9 @@ class ClusterReconciler:
         size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, shards, paused)
         told = 1 if accepted.cluster is None else accepted.cluster.nodes_version
         written = max(told, written_version(body.get("status") or {}))
+        secured = security.look(
+            desired, self._namespace, live, self._registry.list_leases(), self._account.principal, self._no_token
+        )
         versions = decide_nodes_version(
             written, [f"n{number}" for number in range(max(size.nodes, size.pods))], nodes,
             settled=_is_settled(live, self._name, desired.image or self._image),
@@ -160,16 +167,16 @@ class ClusterReconciler:
         names_of_all = tuple(shard.name for shard in found)
         view = view_of(
             desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image,
-            requested.restart, versions.version,
+            requested.restart, versions.version, secured.tls,
         )  # fmt: skip
         document = self._document(view, live)
-        users = self._users.look(held, document)
-        view = replace(view, security=users.document, operator_namespace=self._operator_namespace)
+        users = self._users.look(held, document, secured.base)
+        view = replace(view, security=users.document, operator_namespace=self._account.namespace)
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
             outcome = self._applier.apply(view, self._desired(view, live, requested.written), live)
-            outcome.problems += users.problems
+            outcome.problems += [*secured.problems, *users.problems]
             if users.document == document or CONFIG_MAP not in outcome.written:  # else the next round sees it in force
                 outcome.problems += [problem(error) for error in self._users.tell(users, document)]
             grow = self._applier.grow(view, live, outcome)
@@ -198,6 +205,7 @@ class ClusterReconciler:
             rebalancing=rebalanced.under_way,
             orphans=orphans,
             versions=versions,
+            security=secured.mode,
         )
         if shards is not None:
             self._report_actions(shards)

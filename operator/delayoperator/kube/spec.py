@@ -16,7 +16,7 @@ from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
 from delayoperator.resources import ClusterView, names
-from delayoperator.resources.view import RebalanceJobSpec
+from delayoperator.resources.view import RebalanceJobSpec, TlsSettings
 
 Json = dict[str, Any]
 
@@ -102,6 +102,7 @@ def view_of(
     rebalance_image: str = "",
     restart: str = "",
     nodes_version: int = 1,
+    tls: TlsSettings | None = None,
 ) -> ClusterView:
     drained = tuple(dict.fromkeys((*desired.cluster.drained, *size.leaving)))
     rebalance = desired.rebalance
@@ -118,6 +119,7 @@ def view_of(
         network=desired.network,
         shards=shards,
         restart=restart,
+        tls=tls,
         rebalance=None if rebalance is None else _job_spec(rebalance, desired.cluster.name, rebalance_image),
     )
 

@@ -58,6 +58,7 @@ def status_of(
         "selector": selector,
         "nodesVersion": max(seen.versions.version, written_version(before)),
         "version": RELEASE,
+        "security": seen.security.value,
         "image": image,
     }
 

@@ -19,8 +19,6 @@ from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import DELAY_USER
 from delayoperator.resources import names
 
-BASE = SecuritySpec(AuthorizationMode.OFF)  # rights are made known, and asked for by nobody yet
-
 
 @dataclass(frozen=True, slots=True)
 class UsersLook:
@@ -41,8 +39,9 @@ class Users:
         self._compiled: tuple[object, CompiledUsers] = (None, CompiledUsers())
         self._in_force: tuple[str, InForce] = ("", InForce())
 
-    def look(self, held: HeldObjects, document: str) -> UsersLook:
-        """document: the one that is there, which stands where there can't be another; "": there is none."""
+    def look(self, held: HeldObjects, document: str, base: SecuritySpec) -> UsersLook:
+        """document: the one that is there, which stands where there can't be another; "": there is none. base: the rest
+        of it, besides DelayUsers."""
         try:
             bodies = self._found(held)
             if not bodies and self._in_force_of(document).users:
@@ -52,9 +51,9 @@ class Users:
         except ApiError as error:
             unused = error.forbidden and not document  # of an operator whose rights are of an earlier release
             return UsersLook(document, None, problems=[] if unused else [problem(error)])
-        if not bodies and not document:
+        if not bodies and not document and base.authorization is AuthorizationMode.OFF:
             return UsersLook("", bodies)
-        compiled = self._compile(bodies)
+        compiled = self._compile(bodies, base)
         if not compiled.too_large:
             return UsersLook(compiled.text, bodies, compiled)
         kept = (
@@ -89,11 +88,12 @@ class Users:
         mine = [it for it in bodies if (it.get("spec") or {}).get("cluster") == self._cluster]
         return [it for it in mine if "deletionTimestamp" not in it["metadata"]]
 
-    def _compile(self, bodies: Sequence[Json]) -> CompiledUsers:
+    def _compile(self, bodies: Sequence[Json], base: SecuritySpec) -> CompiledUsers:
         """Once for the same specs."""
-        key = sorted((str(it["metadata"]["uid"]), int(it["metadata"].get("generation", 0))) for it in bodies)
+        specs = sorted((str(it["metadata"]["uid"]), int(it["metadata"].get("generation", 0))) for it in bodies)
+        key = specs, base
         if self._compiled[0] != key:
-            self._compiled = key, compile_users(bodies, BASE)
+            self._compiled = key, compile_users(bodies, base)
         return self._compiled[1]
 
     def _in_force_of(self, document: str) -> InForce:

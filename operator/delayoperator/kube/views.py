@@ -10,9 +10,10 @@ from delayoperator.cluster.annotations import asked_restart
 from delayoperator.cluster.ended_processes import incarnation_of
 from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView
 from delayoperator.plan.topology import NodeLocation
-from delayoperator.resources.names import CONTAINER
+from delayoperator.resources.names import CONTAINER, SECURITY_MODE
 from delayoperator.resources.normal import whole_bytes
 from delayoperator.resources.pod import ZONE_VARIABLE
+from delayoperator.resources.view import SecurityMode
 
 Json = Mapping[str, Any]
 
@@ -37,7 +38,14 @@ def pod_view(cluster: str, pod: Json) -> PodView | None:
         machine=str((pod.get("spec") or {}).get("nodeName") or ""),
         zoneless=_zoneless(pod.get("spec") or {}),
         restart=asked_restart(meta),
+        security=security_mode(meta),
     )
+
+
+def security_mode(meta: Json) -> SecurityMode:
+    """Of a pod, or of a template, by its metadata. A mode of a later release counts as the strongest."""
+    said = str((meta.get("annotations") or {}).get(SECURITY_MODE) or SecurityMode.OFF)
+    return SecurityMode(said) if said in set(SecurityMode) else SecurityMode.REQUIRED
 
 
 def ended_processes(pod: Json) -> list[str]:

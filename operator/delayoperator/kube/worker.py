@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from delayapi.log_levels import LEVELS, LogLevel
+from delayapi.node_client import TokenSource
 from delayregistry.port import Registry, RegistryUnavailable
 
 from delayoperator.cluster.annotations import paused_by
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason, with_page
 from delayoperator.control_loop.loop import Log, LoopClock
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.election.claim import DEAD_AFTER_MS, OperatorClaim
 from delayoperator.election.claims import ClusterClaims
@@ -28,6 +30,7 @@ from delayoperator.kube.apply import problem
 from delayoperator.kube.caches import ObjectCaches
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
+from delayoperator.kube.own_token import ACCOUNT_VARIABLE, OwnAccount
 from delayoperator.kube.rebalance.rebalances import Rebalances
 from delayoperator.kube.reconcile import ClusterReconciler, ReconcileResult
 from delayoperator.kube.shards import ShardsThread
@@ -54,9 +57,11 @@ class WorkerSettings:
 
     image: str  # of nodes whose cluster names none
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
-    operator_namespace: str = ""  # of this process's pod; "": not known
+    account: OwnAccount = field(default_factory=OwnAccount)  # of this process
     clock: LoopClock = field(default_factory=LoopClock)
-    prober: Callable[[], Prober] = GrpcProber
+    prober: Callable[[OperatorAccess], Prober] = GrpcProber
+    # (namespace, cluster) -> this process's token for its nodes; None: it has none
+    token: Callable[[str, str], TokenSource | None] = lambda namespace, cluster: None
     resync_s: float = RESYNC_S
     dead_after_ms: int = DEAD_AFTER_MS  # an operator that has not renewed its Lease for so long loses its clusters
 
@@ -87,6 +92,7 @@ class Worker:
         self.namespace, self.name = namespace, name
         self._api, self._open_registry, self._settings = api, open_registry, settings
         self._claims, self._caches = claims, caches
+        self._token = settings.token(namespace, name)
         self._claimed_in: int | None = None  # the tenure in which the cluster was found to be ours
         self._began_in: int | None = None  # the tenure in which the last round began
         self.managed_by: OperatorClaim | None = None  # another operator that has it
@@ -305,11 +311,11 @@ class Worker:
             chosen = self._settings
             rebalances = Rebalances(
                 self._api, self._registry, EventRecorder(self._api, chosen.clock, self._log), self.namespace, self.name,
-                self._log, chosen.prober, chosen.clock,
+                self._log, self._new_prober, chosen.clock,
             )  # fmt: skip
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
-                rebalances, chosen.rebalance_image, chosen.operator_namespace,
+                rebalances, chosen.rebalance_image, chosen.account, self._no_token,
             )  # fmt: skip
         return self._reconciler
 
@@ -318,13 +324,26 @@ class Worker:
         if self._shards is not None or self._registry is None or self._registry.read_cluster() is None:
             return
         shards = ShardsThread(
-            self._registry, self._log, self.wake, self._settings.prober, self._settings.clock, lambda: self.acts
+            self._registry, self._log, self.wake, self._new_prober, self._settings.clock, lambda: self.acts
         )
         shards.paused = bool(paused_by(body))
         shards.ended(self._ends)
         self._ends = []
         shards.start()
         self._shards = shards
+
+    def _new_prober(self) -> Prober:
+        return self._settings.prober(OperatorAccess(token=self._token))
+
+    def _no_token(self) -> str:
+        """Why this process can't show nodes who it is; "": it can."""
+        if self._token is None:
+            return f"it does not know its ServiceAccount ({ACCOUNT_VARIABLE} is not set)"
+        try:
+            self._token()
+        except OSError as error:
+            return str(error)
+        return ""
 
     def _registry_changed(self) -> None:
         shards = self._shards

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from delayoperator.resources import access, cronjob, names, network, services, settings
+from delayoperator.resources import access, cronjob, names, network, services, settings, tls
 from delayoperator.resources.normal import normal
 from delayoperator.resources.statefulset import FIXED, stateful_set
 from delayoperator.resources.view import ClusterView, Json
@@ -25,6 +25,7 @@ def build(view: ClusterView, live_set: Json | None = None, *, bare_service: bool
         *access.node_access(view),
         settings.settings_map(view),
         *([settings.security_map(view)] if view.security else []),
+        *tls.certificates(view),
         *(settings.node_lease(view, node) for node in view.cluster.node_ids),
         services.headless_service(view),
         services.client_service(view),

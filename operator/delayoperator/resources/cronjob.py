@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from delayoperator.resources import names
+from delayoperator.resources import names, tls
 from delayoperator.resources.normal import normal
 from delayoperator.resources.pod import identity_and_place, pull_policy, restricted
 from delayoperator.resources.view import ClusterView, Json, RebalanceJobSpec
@@ -100,7 +100,7 @@ def _job(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) -> Json:
                 "enableServiceLinks": False,
                 "restartPolicy": "Never",
                 "containers": [_container(view, job_spec, rebalance)],
-                "volumes": _volumes(job_spec),
+                "volumes": [*_volumes(job_spec), *tls.token_volumes(view)],
                 **identity_and_place(view.pod),
             },
         },
@@ -119,6 +119,7 @@ def _container(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) ->
             f"--registry=kube:{view.namespace}/{view.name}",
             f"--name={rebalance}",
             f"--master={job_spec.master}",
+            *tls.token_args(view.tls),
             *([] if job_spec.history is None else [f"--history={HISTORY}/{job_spec.history[1]}"]),
         ],
         "env": [
@@ -130,7 +131,12 @@ def _container(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) ->
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": TMP}, *_history_mounts(job_spec), *more],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": TMP},
+            *_history_mounts(job_spec),
+            *tls.token_mounts(view.tls),
+            *more,
+        ],
         "securityContext": restricted(),
     }
 
@@ -186,11 +192,12 @@ def _history_mounts(job_spec: RebalanceJobSpec) -> list[Json]:
 def _executor_pod(view: ClusterView, job_spec: RebalanceJobSpec) -> str:
     """Like the job's own pod; Spark adds the rest, /tmp as a volume among it. Executors write the history's files, and
     the driver puts them in their place: all of them mount it."""
-    container = {"name": "executor", "securityContext": restricted(), "volumeMounts": _history_mounts(job_spec)}
+    mounts = [*_history_mounts(job_spec), *tls.token_mounts(view.tls)]
+    container = {"name": "executor", "securityContext": restricted(), "volumeMounts": mounts}
     spec = {
         "enableServiceLinks": False,
         "containers": [container],
-        "volumes": _history_volumes(job_spec),
+        "volumes": [*_history_volumes(job_spec), *tls.token_volumes(view)],
         **identity_and_place(view.pod),
     }
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec}, sort_keys=True)

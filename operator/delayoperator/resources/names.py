@@ -12,12 +12,16 @@ PREFIX = "delaycluster.io/"
 CLUSTER_LABEL = PREFIX + "cluster"
 SETTINGS_KEY = "cluster.json"
 SECURITY_KEY = "security.json"
+SECURITY_MODE = PREFIX + "security"
+"""Annotation of the pods: the SecurityMode that they were made for; absent: Off."""
+
 VOLUME = "data"
 CONTAINER = "node"
 
 GRPC_PORT = 7070
 HTTP_PORT = 7170
 PEER_PORT = 7270  # TCP: shipping, UDP: heartbeats
+TOKENS_PORT, MTLS_PORT, INTERNAL_PORT = 7071, 7072, 7073  # gRPC by TLS: delaynode.listener_options
 
 
 def client_service(cluster: str) -> str:
@@ -50,6 +54,24 @@ def settings_map(cluster: str) -> str:
 
 def security_map(cluster: str) -> str:
     return f"{cluster}-security"
+
+
+def own_ca(cluster: str) -> str:
+    """The Issuer of the cluster's own CA, the CA's Certificate, and the Secret with its key."""
+    return f"{cluster}-ca"
+
+
+def self_signed(cluster: str) -> str:
+    """The Issuer of the CA's Certificate."""
+    return f"{cluster}-self-signed"
+
+
+def server_certificate(cluster: str) -> str:
+    return f"{cluster}-server-tls"
+
+
+def peer_certificate(cluster: str) -> str:
+    return f"{cluster}-peers-tls"
 
 
 def node_lease(cluster: str, node: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from delayoperator.resources import names
+from delayoperator.resources import names, tls
 from delayoperator.resources.view import ClusterView, Json, NetworkAccess
 
 
@@ -18,7 +18,8 @@ def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
     clients = None if access.clients is None else [*ours, *access.clients]
     ingress = [
         _from([nodes], _port(names.PEER_PORT), _port(names.PEER_PORT, "UDP")),
-        *_unless_nobody(clients, names.GRPC_PORT),
+        *([] if view.tls is None else [_from([nodes], _port(names.INTERNAL_PORT))]),
+        *_unless_nobody(clients, *(number for _, number in tls.client_ports(view.tls))),
         *_unless_nobody(access.monitoring, names.HTTP_PORT),
     ]
     return {
@@ -41,9 +42,9 @@ def _operator_in(namespace: str) -> Json:
     }
 
 
-def _unless_nobody(peers: Sequence[Json] | None, port: int) -> list[Json]:
+def _unless_nobody(peers: Sequence[Json] | None, *ports: int) -> list[Json]:
     """peers: None: everybody. An empty `from` would mean everybody too, so there is no rule for nobody."""
-    return [] if peers is not None and not peers else [_from(peers, _port(port))]
+    return [] if peers is not None and not peers else [_from(peers, *map(_port, ports))]
 
 
 def _from(peers: Sequence[Json] | None, *ports: Json) -> Json:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayoperator.resources import names
+from delayoperator.resources import names, tls
 from delayoperator.resources.memory import memory_args
 from delayoperator.resources.view import ClusterView, Json, PodSpec
 
@@ -42,6 +42,7 @@ def template(view: ClusterView, restarted: str = "") -> Json:
                 "kubectl.kubernetes.io/default-container": names.CONTAINER,
                 READ_AT_START: f"durability={view.cluster.durability} leaseSeconds={view.cluster.lease_seconds}",
                 **({RESTARTED: restarted} if restarted else {}),
+                **({names.SECURITY_MODE: view.tls.mode.value} if view.tls is not None else {}),
             },
         },
         "spec": {
@@ -52,7 +53,7 @@ def template(view: ClusterView, restarted: str = "") -> Json:
             if pod_spec.grace_seconds is None
             else pod_spec.grace_seconds,
             "containers": [_container(view)],
-            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
+            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}, *tls.volumes(view.tls)],
             "affinity": _affinity(view),
             "topologySpreadConstraints": _spread(view),
             "priorityClassName": pod_spec.priority_class,
@@ -111,11 +112,12 @@ def _container(view: ClusterView) -> Json:
             f"--http=[::]:{names.HTTP_PORT}",
             f"--advertise-http=$(POD_IP):{names.HTTP_PORT}",
             f"--peer=$(POD_IP):{names.PEER_PORT}",
+            *tls.args(view.tls),
             *memory_args(resources),
         ],
         "env": _env(view),
         "ports": [
-            {"name": "grpc", "containerPort": names.GRPC_PORT, "protocol": "TCP"},
+            *({"name": name, "containerPort": port, "protocol": "TCP"} for name, port in tls.client_ports(view.tls)),
             {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": "peer", "containerPort": names.PEER_PORT, "protocol": "TCP"},
             {"name": "peer-udp", "containerPort": names.PEER_PORT, "protocol": "UDP"},
@@ -123,7 +125,11 @@ def _container(view: ClusterView) -> Json:
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
-        "volumeMounts": [{"name": names.VOLUME, "mountPath": DATA}, {"name": "tmp", "mountPath": TMP}],
+        "volumeMounts": [
+            {"name": names.VOLUME, "mountPath": DATA},
+            {"name": "tmp", "mountPath": TMP},
+            *tls.mounts(view.tls),
+        ],
         "securityContext": restricted(),
         **_probes(),
     }

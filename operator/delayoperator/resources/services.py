@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayoperator.resources import names
+from delayoperator.resources import names, tls
 from delayoperator.resources.view import ClusterView, Json
 
 
@@ -17,13 +17,13 @@ def bare_client_service(view: ClusterView) -> Json:
 
 
 def _client_service(view: ClusterView, name: str) -> Json:
-    return _service(view, name, {"type": "ClusterIP", "ports": [_port("grpc", names.GRPC_PORT)]})
+    return _service(view, name, {"type": "ClusterIP", "ports": [_port(*port) for port in tls.client_ports(view.tls)]})
 
 
 def headless_service(view: ClusterView) -> Json:
     """The StatefulSet's. Names every node, ready or not; the nodes themselves use no names but addresses."""
     ports = [
-        _port("grpc", names.GRPC_PORT),
+        *(_port(*port) for port in tls.client_ports(view.tls)),
         _port("http", names.HTTP_PORT),
         _port("peer", names.PEER_PORT),
         _port("peer-udp", names.PEER_PORT, "UDP"),

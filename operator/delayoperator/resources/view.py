@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from delayregistry.model import ClusterSpec, shard_name
@@ -62,6 +63,38 @@ class NetworkAccess:
     monitoring: tuple[Json, ...] | None = None
 
 
+class SecurityMode(StrEnum):
+    """Of a cluster's pods, from weak to strong: delayoperator.cluster.security."""
+
+    OFF = "Off"
+    PERMISSIVE = "Permissive"
+    REQUIRED = "Required"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateIssuer:
+    """An issuer of cert-manager."""
+
+    name: str
+    kind: str = "Issuer"
+    group: str = "cert-manager.io"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """mode: of the pods that are made from now on; not Off. server, peers: Secrets with the nodes' certificates.
+    client_ca: likewise, of who may issue clients' certificates; "": no listener mtls. cert_manager: it makes the
+    certificates; issuer: that of `server`, None: the cluster's own CA.
+    """
+
+    mode: SecurityMode
+    server: str
+    peers: str
+    client_ca: str = ""
+    cert_manager: bool = False
+    issuer: CertificateIssuer | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """cluster: the spec as the nodes get it; its `nodes` is the number of pods. image: never empty.
@@ -70,6 +103,7 @@ class ClusterView:
     shards: names of all shards that exist, wanted or not; those of the topics need not be among them.
     security: the security document; "": there is none. restart: a value that is new makes the pods anew; "": as it is.
     network: None: everybody reaches every port. operator_namespace: of the operator's pods; "": not known.
+    tls: None: there is none.
     """
 
     namespace: str
@@ -87,6 +121,7 @@ class ClusterView:
     security: str = ""
     network: NetworkAccess | None = None
     operator_namespace: str = ""
+    tls: TlsSettings | None = None
 
     @property
     def name(self) -> str:

@@ -1,0 +1,119 @@
+"""TLS of the nodes: their arguments, the Secrets that they mount, and what cert-manager is asked for."""
+
+from __future__ import annotations
+
+from delayregistry.security import account_audience
+
+from delayoperator.resources import names
+from delayoperator.resources.view import ClusterView, Json, SecurityMode, TlsSettings
+
+MOUNTS = "/etc/delay"
+SERVER, PEERS, CLIENT_CA = "server-tls", "peers-tls", "client-ca"  # volumes, and directories of MOUNTS
+TOKEN, TOKEN_MOUNT = "delaycluster-token", "/var/run/secrets/delaycluster"
+CERT_MANAGER = "cert-manager.io/v1"
+CA_DURATION = "87600h"  # ten years; its key stays, so that what it issued before stays good
+
+
+def args(tls: TlsSettings | None) -> list[str]:
+    if tls is None:
+        return []
+    plain = [f"--listener=plain={names.GRPC_PORT},plain,none"] if tls.mode is SecurityMode.PERMISSIVE else []
+    mtls = [f"--listener=mtls={names.MTLS_PORT},tls,mtls", f"--client-ca={MOUNTS}/{CLIENT_CA}"] if tls.client_ca else []
+    return [
+        *plain,
+        f"--listener=tokens={names.TOKENS_PORT},tls,token",
+        *mtls,
+        f"--certificates={MOUNTS}/{SERVER}",
+        f"--peer-certificates={MOUNTS}/{PEERS}",
+        f"--peers={'required' if tls.mode is SecurityMode.REQUIRED else 'preferred'}",
+    ]
+
+
+def client_ports(tls: TlsSettings | None) -> list[tuple[str, int]]:
+    """Names and numbers of the ports for clients."""
+    plain = [] if tls is not None and tls.mode is SecurityMode.REQUIRED else [("grpc", names.GRPC_PORT)]
+    if tls is None:
+        return plain
+    mtls = [("mtls", names.MTLS_PORT)] if tls.client_ca else []
+    return [*plain, ("tokens", names.TOKENS_PORT), *mtls]
+
+
+def volumes(tls: TlsSettings | None) -> list[Json]:
+    """Optional: a pod whose Secret is not there yet starts, and says so; it uses the Secret once it is there."""
+    return [
+        {"name": volume, "secret": {"secretName": secret, "optional": True, **_only_ca(volume)}}
+        for volume, secret in _secrets(tls)
+    ]
+
+
+def mounts(tls: TlsSettings | None) -> list[Json]:
+    return [{"name": volume, "mountPath": f"{MOUNTS}/{volume}", "readOnly": True} for volume, _ in _secrets(tls)]
+
+
+def _secrets(tls: TlsSettings | None) -> list[tuple[str, str]]:
+    if tls is None:
+        return []
+    return [(SERVER, tls.server), (PEERS, tls.peers), *([(CLIENT_CA, tls.client_ca)] if tls.client_ca else [])]
+
+
+def _only_ca(volume: str) -> Json:
+    """The key of clients' CA, where it lies beside it, is none of the nodes' business."""
+    return {"items": [{"key": "ca.crt", "path": "ca.crt"}]} if volume == CLIENT_CA else {}
+
+
+def token_volumes(view: ClusterView) -> list[Json]:
+    """The rebalance job's token for the nodes; a cluster without TLS takes none."""
+    if view.tls is None:
+        return []
+    source = {"audience": account_audience(view.namespace, view.name), "expirationSeconds": 3_600, "path": "token"}
+    return [{"name": TOKEN, "projected": {"sources": [{"serviceAccountToken": source}]}}]
+
+
+def token_mounts(tls: TlsSettings | None) -> list[Json]:
+    return [] if tls is None else [{"name": TOKEN, "mountPath": TOKEN_MOUNT, "readOnly": True}]
+
+
+def token_args(tls: TlsSettings | None) -> list[str]:
+    return [] if tls is None else [f"--token-file={TOKEN_MOUNT}/token"]
+
+
+def certificates(view: ClusterView) -> list[Json]:
+    """The cluster's own CA, and what it issues. Nothing, where the Secrets are people's."""
+    tls = view.tls
+    if tls is None or not tls.cert_manager:
+        return []
+    own: Json = {"name": names.own_ca(view.name), "kind": "Issuer", "group": "cert-manager.io"}
+    issuer = tls.issuer
+    server = own if issuer is None else {"name": issuer.name, "kind": issuer.kind, "group": issuer.group}
+    service = f"{names.client_service(view.name)}.{view.namespace}"
+    node = f"spiffe://delaycluster/ns/{view.namespace}/cluster/{view.name}/role/node"
+    ca = {
+        "isCA": True,
+        "commonName": f"delaycluster {view.namespace}/{view.name}"[:64],
+        "duration": CA_DURATION,
+        "issuerRef": {"name": names.self_signed(view.name), "kind": "Issuer", "group": "cert-manager.io"},
+    }
+    # The name comes first that clients and the operator ask for. No address: nodes are dialled by many.
+    listeners = {"dnsNames": [f"{service}.svc", service, names.client_service(view.name)], "usages": ["server auth"]}
+    peers = {
+        "dnsNames": [f"{names.headless_service(view.name)}.{view.namespace}.svc"],
+        "uris": [node],
+        "usages": ["server auth", "client auth"],
+        "issuerRef": own,
+    }
+    return [
+        _object(view, "Issuer", names.self_signed(view.name), {"selfSigned": {}}),
+        _certificate(view, names.own_ca(view.name), ca, "Never"),
+        _object(view, "Issuer", names.own_ca(view.name), {"ca": {"secretName": names.own_ca(view.name)}}),
+        _certificate(view, tls.server, {**listeners, "issuerRef": server}, "Always"),
+        _certificate(view, tls.peers, peers, "Always"),
+    ]
+
+
+def _certificate(view: ClusterView, name: str, spec: Json, rotation: str) -> Json:
+    key = {"algorithm": "ECDSA", "size": 256, "rotationPolicy": rotation}
+    return _object(view, "Certificate", name, {"secretName": name, "privateKey": key, **spec})
+
+
+def _object(view: ClusterView, kind: str, name: str, spec: Json) -> Json:
+    return {"apiVersion": CERT_MANAGER, "kind": kind, "metadata": names.metadata(view, name), "spec": spec}

@@ -1,0 +1,103 @@
+"""spec.security with kopf really running: step by step to Required and back, with certificates and the document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayregistry.security import AuthorizationMode, IssuerKind, SecuritySpec, read_document
+
+from tests.operator.stage import LEASE, NAMESPACE, Stage
+
+ORDERS = {"name": "orders", "queues": 2}
+SECRETS = {"secrets": {"server": "web", "peers": "inner"}}
+OPERATOR = f"system:serviceaccount:{LEASE.partition('/')[0]}:operator"
+
+
+def mode(stage: Stage) -> str:
+    return str(stage.there("delayclusters", "shop")["status"].get("security"))
+
+
+def document(stage: Stage) -> SecuritySpec:
+    return read_document(stage.there("configmaps", "shop-security")["data"]["security.json"])
+
+
+def template(stage: Stage) -> dict[str, Any]:
+    found: dict[str, Any] = stage.there("statefulsets", "shop")["spec"]["template"]
+    return found
+
+
+def peers(stage: Stage) -> str:
+    arguments = template(stage)["spec"]["containers"][0]["args"]
+    return next((it.partition("=")[2] for it in arguments if it.startswith("--peers=")), "off")
+
+
+def ports(stage: Stage) -> list[str]:
+    return [it["name"] for it in stage.there("services", "shop-client")["spec"]["ports"]]
+
+
+def test_off_to_required_and_back_goes_by_permissive(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    assert (mode(stage), peers(stage), ports(stage)) == ("Off", "off", ["grpc"])
+    before = len(stage.kubelet.restarts)
+    stage.edit(security={"mode": "Required", "certificates": SECRETS})
+    stage.until(lambda: peers(stage) == "preferred")
+    assert "grpc" in ports(stage)
+    stage.until(lambda: mode(stage) == "Required")
+    stage.settled()
+    assert (peers(stage), ports(stage)) == ("required", ["tokens"])
+    assert len(stage.kubelet.restarts) - before == 2 * 3, "each node once for each step"
+    found = document(stage)
+    assert (found.authorization, found.super_users) == (AuthorizationMode.REQUIRED, (OPERATOR,))
+    assert [(it.kind, it.audience) for it in found.issuers] == [
+        (IssuerKind.SERVICE_ACCOUNTS, f"delaycluster.io/{NAMESPACE}/shop")
+    ]
+
+    stage.edit(security=None)  # nobody says any more which Secrets they are
+    stage.until(lambda: peers(stage) == "preferred")
+    assert {it["secret"]["secretName"] for it in template(stage)["spec"]["volumes"] if "secret" in it} == {
+        "web", "inner",
+    }  # fmt: skip
+    stage.until(lambda: mode(stage) == "Off")
+    stage.settled()
+    assert (peers(stage), ports(stage)) == ("off", ["grpc"])
+    assert document(stage).authorization is AuthorizationMode.OFF
+
+
+def test_without_certificates_plain_text_stays_and_the_condition_says_why(stage: Stage) -> None:
+    stage.kubelet.certificates_lack = True
+    stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    stage.edit(security={"mode": "Required", "certificates": SECRETS})
+    stage.until(lambda: mode(stage) == "Permissive")
+    stage.until(lambda: stage.reason("Degraded") == "SecurityWaits")
+    assert "does not offer TLS to other nodes yet" in stage.condition("Degraded")["message"]
+    assert (peers(stage), ports(stage)) == ("preferred", ["grpc", "tokens"])
+    stage.edit(security={"mode": "Off"})
+    stage.until(lambda: mode(stage) == "Off")
+    stage.settled()
+
+
+def test_cert_manager_is_asked_for_certificates_as_long_as_they_are_wanted(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=[ORDERS], security={"mode": "Permissive", "certificates": {"certManager": {}}})
+    stage.settled()
+    assert mode(stage) == "Permissive"
+    assert stage.names("issuers") == {"shop-ca", "shop-self-signed"}
+    assert stage.names("certificates") == {"shop-ca", "shop-server-tls", "shop-peers-tls"}
+    stage.edit(security={"mode": "Permissive", "certificates": {"certManager": {"issuerRef": {"name": "public"}}}})
+    stage.until(lambda: stage.there("certificates", "shop-server-tls")["spec"]["issuerRef"]["name"] == "public")
+    assert stage.there("certificates", "shop-peers-tls")["spec"]["issuerRef"]["name"] == "shop-ca"
+    stage.edit(security={"mode": "Off", "certificates": None})
+    stage.until(lambda: not stage.names("certificates") | stage.names("issuers"))
+    stage.settled()
+
+
+def test_who_takes_the_jobs_name_is_refused(stage: Stage) -> None:
+    stage.operator()
+    stage.create(topics=[ORDERS], security={"mode": "Permissive", "certificates": SECRETS}, rebalance={})
+    stage.settled()
+    job = f"system:serviceaccount:{NAMESPACE}:shop-rebalance"
+    assert [it.principal for it in document(stage).users] == [job]
