@@ -40,6 +40,12 @@ from delayrebalance.session import require
     "--silent", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
     help="When a node does not answer",
 )  # fmt: skip
+@click.option(
+    "--token-file",
+    default="",
+    metavar="FILE",
+    help="The token to show nodes, where they ask who calls; it is for their listener with TLS, `tokens`",
+)
 @click.option("--master", help="Spark's master  [default: spark-submit's, else local[*]]")
 def main(
     registry: str,
@@ -49,6 +55,7 @@ def main(
     silent: str,
     history: str | None,
     master: str | None,
+    token_file: str,
     **wished: Any,
 ) -> None:
     """Look at the messages that fall due on each node, and propose which shards to move before a hot slot arrives.
@@ -62,8 +69,11 @@ def main(
             click.echo(f"nothing is proposed: DelayRebalance {kube.name} {why}", err=True)
             return
         settings = _settings(kube.settings() if kube else SearchSettings(), wished)
-        cluster = kube.read_map() if kube else read_map(registry)
-        found = study_cluster(cluster, settings, skip_silent=silent == "skip", keep_in=history, master=master)
+        by_token = bool(token_file)
+        cluster = kube.read_map(by_token=by_token) if kube else read_map(registry, by_token=by_token)
+        found = study_cluster(
+            cluster, settings, skip_silent=silent == "skip", keep_in=history, master=master, token_file=token_file
+        )
         _put(found, cluster, settings, kube, dry_run=dry_run, as_json=as_json)
     except RebalanceError as error:
         click.echo(f"rebalance: {error}", err=True)
@@ -126,10 +136,11 @@ class _Kube:
 
         return settings_of(self._object, self._rebalance())
 
-    def read_map(self) -> ClusterMap:
+    def read_map(self, *, by_token: bool) -> ClusterMap:
         from delayoperator.kube.views import locations_of
 
-        return read_map(self.registry, locations_of(self._object), self._object["metadata"].get("generation"))
+        generation = self._object["metadata"].get("generation")
+        return read_map(self.registry, locations_of(self._object), generation, by_token=by_token)
 
     def publish(self, plan: Any) -> str:
         from delayrebalance import publish

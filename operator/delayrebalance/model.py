@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+from delayregistry.model import ListenerTrust
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
@@ -31,10 +32,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class MapNode:
-    """A node. endpoint: host:port of its gRPC, "" where there is none; zone, machine: "" where not known."""
+    """A node. endpoint: host:port of its gRPC, "" where there is none; zone, machine: "" where not known. trust: of the
+    listener there; None: it is without TLS."""
 
     name: str
     endpoint: str = ""
+    trust: ListenerTrust | None = None
     zone: str = ""
     machine: str = ""
     usable: bool = True  # may get copies and masters: it lives, is not about to end and not to be emptied

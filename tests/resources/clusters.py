@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from delayapi.units import DAY_MS
 from delayoperator.resources import ClusterView, build
-from delayoperator.resources.view import Json, NetworkAccess, PodSpec, RebalanceJobSpec, VolumeRequest
+from delayoperator.resources.view import (
+    Json,
+    NetworkAccess,
+    PodSpec,
+    RebalanceJobSpec,
+    SecurityMode,
+    TlsSettings,
+    VolumeRequest,
+)
 from delayregistry.model import ClusterSpec, TopicSpec
 
 MINIMAL = ClusterView(
@@ -67,6 +76,16 @@ PRODUCTION = ClusterView(
         history=("load-history", "payments"),
     ),
 )  # fmt: skip
+
+SECURED = replace(
+    MINIMAL,
+    tls=TlsSettings(
+        SecurityMode.REQUIRED, "orders-server-tls", "orders-peers-tls", client_ca="clients-ca", cert_manager=True
+    ),
+    security='{"authorization": "Required"}',
+    network=NetworkAccess(),
+    rebalance=RebalanceJobSpec("delaycluster/delaycluster-rebalance:0.1.0", master="k8s://https://kubernetes"),
+)
 
 
 def one(objects: tuple[Json, ...], kind: str, name: str = "") -> Json:

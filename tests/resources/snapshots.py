@@ -1,4 +1,4 @@
-"""The objects of a minimal and of a production cluster as files, so that a change of them is seen in review.
+"""The objects of a minimal, a production and a secured cluster as files, so that a change of them is seen in review.
 
 python -m tests.resources.snapshots      # write them anew
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 from delayoperator.resources import ClusterView, build
 
-from tests.resources.clusters import MINIMAL, PRODUCTION
+from tests.resources.clusters import MINIMAL, PRODUCTION, SECURED
 
 PLACE = Path(__file__).parent / "snapshots"
-CLUSTERS = {"minimal": MINIMAL, "production": PRODUCTION}
+CLUSTERS = {"minimal": MINIMAL, "production": PRODUCTION, "secured": SECURED}
 
 
 def rendered(view: ClusterView) -> str:

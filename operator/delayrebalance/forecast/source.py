@@ -17,6 +17,10 @@ option pushdown, by what a query says of slot_start.
     slot         seconds: the wheels' slots (minutes for a day or two, then hours) as slots of this length, on its
                  multiples; an hour's messages are spread evenly over it
     timeout      seconds that a node has for each answer (30)
+    tokenFile    nodes are asked by TLS, with the token in this file, which executors need too
+    serverName   with tokenFile: what the nodes' certificates are for
+    roots        with tokenFile: PEM of who may have issued them; left out: the public CAs. With `registry` the nodes
+                 say both themselves
 """
 
 from __future__ import annotations
@@ -45,7 +49,16 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from delayrebalance.forecast.wheels import LAST_MS, WIDEST_SLOT_MS, NodeUnanswered, ShardSlots, read_wheel, resampled
+from delayrebalance.forecast.wheels import (
+    LAST_MS,
+    WIDEST_SLOT_MS,
+    NodeUnanswered,
+    ShardSlots,
+    TokenAccess,
+    read_wheel,
+    resampled,
+)
+from delayrebalance.maps import listener_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,12 +110,14 @@ class SlotsSource(DataSource):
 
 @dataclass
 class NodePartition(InputPartition):
-    """One node, and the slots that are wanted of it: those that begin in [from_ms, to_ms). slot_ms: 0 as they are."""
+    """One node, and the slots that are wanted of it: those that begin in [from_ms, to_ms). slot_ms: 0 as they are.
+    access: None: without TLS."""
 
     endpoint: str
     from_ms: int
     to_ms: int
     slot_ms: int
+    access: TokenAccess | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.endpoint)
@@ -119,13 +134,18 @@ class SlotsReader(DataSourceReader):
         self.skip = _one_of(given, "silent", "fail", ("fail", "skip")) == "skip"
         self.timeout_s = _seconds(given, "timeout", "30", 0.1, 600)
         self.slot_ms = int(_seconds(given, "slot", "0", 1, 86_400) * 1000)
+        self.token_file = given.get("tokenfile", "")
+        server_name = given.get("servername", "")
+        if bool(self.endpoints and self.token_file) != bool(server_name):
+            raise BadOption(f"{NAME}: the options serverName and tokenFile go together, with endpoints")
+        self.access = TokenAccess(server_name, given.get("roots", ""), self.token_file) if server_name else None
         self.from_ms, self.to_ms = _instant(given, "from", 0), _instant(given, "to", LAST_MS)
 
     def partitions(self) -> Sequence[InputPartition]:
         if self.from_ms >= self.to_ms:
             return []
-        nodes = self.endpoints or leased(self.registry)
-        return [NodePartition(it, self.from_ms, self.to_ms, self.slot_ms) for it in nodes]
+        nodes = dict.fromkeys(self.endpoints, self.access) or leased(self.registry, self.token_file)
+        return [NodePartition(it, self.from_ms, self.to_ms, self.slot_ms, access) for it, access in nodes.items()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, NodePartition):  # Spark's own, where there is none: an empty range
@@ -166,15 +186,17 @@ class PushingReader(SlotsReader):
 
 def _slots(wanted: NodePartition, timeout_s: float) -> Iterator[ShardSlots]:
     if not wanted.slot_ms:
-        yield from read_wheel(wanted.endpoint, wanted.from_ms, wanted.to_ms, timeout_s)
+        yield from read_wheel(wanted.endpoint, wanted.from_ms, wanted.to_ms, timeout_s, wanted.access)
         return
     # An earlier slot that reaches into the range has a part in it.
-    for shard in read_wheel(wanted.endpoint, wanted.from_ms - WIDEST_SLOT_MS, wanted.to_ms, timeout_s):
+    from_ms = wanted.from_ms - WIDEST_SLOT_MS
+    for shard in read_wheel(wanted.endpoint, from_ms, wanted.to_ms, timeout_s, wanted.access):
         yield resampled(shard, wanted.slot_ms, wanted.from_ms, wanted.to_ms)
 
 
-def leased(registry: str) -> list[str]:
-    """The gRPC addresses of the nodes that have a lease in the registry, by node id. Raises BadOption."""
+def leased(registry: str, token_file: str = "") -> dict[str, TokenAccess | None]:
+    """The gRPC addresses of the nodes that have a lease in the registry, in the order of their ids, and how they are
+    reached. Raises BadOption."""
     try:
         opened = open_registry(registry)
         try:
@@ -185,7 +207,11 @@ def leased(registry: str) -> list[str]:
         raise BadOption(f"{NAME}: option registry: {error}") from error
     if not leases:
         raise BadOption(f"{NAME}: no node has registered in {registry}")
-    return [lease.endpoint for lease in leases]
+    found = (listener_of(lease, by_token=bool(token_file)) for lease in leases)
+    return {
+        endpoint: None if trust is None else TokenAccess(trust.server_name, trust.roots, token_file)
+        for endpoint, trust in found
+    }
 
 
 def _one_of(given: dict[str, str], option: str, default: str, allowed: tuple[str, ...]) -> str:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import grpc
 import numpy as np
-from delayapi.node_client import NodeClient
+from delayapi.node_client import NodeClient, token_client
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.errors import DelayError, from_rpc
@@ -40,13 +41,34 @@ class ShardSlots:
     bytes: I64  # [k] the node's estimate
 
 
-def read_wheel(endpoint: str, from_ms: int = 0, to_ms: int = LAST_MS, timeout_s: float = 30.0) -> Iterator[ShardSlots]:
+@dataclass(frozen=True, slots=True)
+class TokenAccess:
+    """To the nodes of a cluster, by TLS. roots: PEM of who issues their certificates; empty: the public CAs. They are
+    for server_name. token_file: read at each call, since tokens are written anew before they expire."""
+
+    server_name: str
+    roots: str
+    token_file: str
+
+    def token(self) -> str:
+        """Raises OSError."""
+        return Path(self.token_file).read_text(encoding="ascii").strip()
+
+
+def read_wheel(
+    endpoint: str,
+    from_ms: int = 0,
+    to_ms: int = LAST_MS,
+    timeout_s: float = 30.0,
+    access: TokenAccess | None = None,
+) -> Iterator[ShardSlots]:
     """The slots that begin in [from_ms, to_ms), shard by shard. A range too large for an answer is asked for in parts.
+    access: None: without TLS.
 
     The parts are not of one moment: what is due stays within its slot, so none is counted twice for that.
     Raises NodeUnanswered.
     """
-    with NodeClient(endpoint) as node:
+    with _client(endpoint, access) as node:
         ranges = [(max(0, from_ms), min(to_ms, LAST_MS))]
         while ranges:
             low, high = ranges.pop()
@@ -95,13 +117,13 @@ def resampled(shard: ShardSlots, slot_ms: int, from_ms: int = 0, to_ms: int = LA
     )
 
 
-def silent(endpoints: Sequence[str], timeout_s: float) -> dict[str, str]:
+def silent(endpoints: Sequence[str], timeout_s: float, access: TokenAccess | None = None) -> dict[str, str]:
     """The nodes that do not answer within the time, and why. All are asked at once, for a range that holds next to
     nothing."""
 
     def asked(endpoint: str) -> str | None:
         try:
-            for _ in read_wheel(endpoint, 1, 2, timeout_s):
+            for _ in read_wheel(endpoint, 1, 2, timeout_s, access):
                 pass
         except NodeUnanswered as error:
             return str(error)
@@ -112,6 +134,12 @@ def silent(endpoints: Sequence[str], timeout_s: float) -> dict[str, str]:
     with ThreadPoolExecutor(min(32, len(endpoints))) as pool:
         answers = dict(zip(endpoints, pool.map(asked, endpoints), strict=True))
     return {endpoint: why for endpoint, why in answers.items() if why is not None}
+
+
+def _client(endpoint: str, access: TokenAccess | None) -> NodeClient:
+    if access is None:
+        return NodeClient(endpoint)
+    return token_client(endpoint, access.server_name, access.roots, access.token)
 
 
 def _middle(low: int, high: int, now_ms: int) -> int | None:
