@@ -37,6 +37,7 @@ _ACCESS: Final = (
     ("client-key", "FILE", "Its key, PEM"),
     ("server-name", "NAME", "What the nodes' certificates must be for  [default: the endpoint's host]"),
     ("token-file", "FILE", "Token to show to the nodes"),
+    ("service-account", "[NS/]NAME", "With --kube: be this ServiceAccount, by a token that the API server gives you"),
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,7 +106,7 @@ class CommandSettings:
         """For the SDK's Cluster. Raises ValueError: a certificate without its key."""
         from delayapi.credentials import Tls
 
-        given = {name: str(value) for name, value in self.access.items()}
+        given = {name: str(value) for name, value in self.access.items() if name != "service_account"}
         access: Access = {}
         if given.keys() - {"token_file"}:
             access["tls"] = Tls(
@@ -121,9 +122,11 @@ class CommandSettings:
 
 @dataclass(frozen=True, slots=True)
 class ConnectTarget:
-    """How to reach the nodes. trouble: why the way itself failed last; empty if it did not."""
+    """How to reach the nodes. access: what the way itself knows of TLS and tokens. trouble: why it failed last; empty
+    if it did not."""
 
     endpoints: str | Sequence[str]
+    access: Access = field(default_factory=dict)  # type: ignore[assignment]  # all of it may be left out
     dial: Callable[[str], str] | None = None
     trouble: Callable[[], str] = lambda: ""
 
@@ -245,7 +248,7 @@ def connect_target(settings: CommandSettings) -> Iterator[ConnectTarget]:
         return
     from delayctl.targets.kube_route import forwarded
 
-    with forwarded(settings.kube) as found:
+    with forwarded(settings.kube, settings.access) as found:
         yield found
 
 
@@ -257,7 +260,9 @@ def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | Non
 
     async def connected(way: ConnectTarget) -> int:
         try:
-            cluster = Cluster(way.endpoints, dial=way.dial, **settings.client_access())
+            access = settings.client_access()
+            access.update(way.access)
+            cluster = Cluster(way.endpoints, dial=way.dial, **access)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         async with cluster:

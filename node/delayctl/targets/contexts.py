@@ -44,6 +44,7 @@ class Context:
     client_key: str = ""
     server_name: str = ""
     token_file: str = ""
+    service_account: str = ""
 
     def given(self) -> Iterator[tuple[str, str | bool]]:
         """What is given, by the names that the file and options have for it."""

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from delayregistry.kube.client import ApiRejected, Credentials, KubeClient, RequestUnanswered
-from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION
+from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION, Names
+from delayregistry.kube.objects import read_lease
+from delayregistry.model import NodeLease
+from delayregistry.security import account_audience
 
 from delayctl.targets.kube_target import KubeTarget
 
 CLUSTERS: Final = "delayclusters"
 REBALANCES: Final = "delayrebalances"
 GRPC_PORT: Final = 7070
+TOKEN_S: Final = 3_600
 CONNECT_S: Final = 5.0
 READ_S: Final = 10.0
 """So long the API server may take for an answer."""
@@ -95,6 +99,27 @@ class KubeAccess:
         """The DelayCluster object. Raises KubeError."""
         with _translated("get delayclusters", self):
             return self.client.get(self._path(CLUSTERS, self.cluster), read_s=READ_S)
+
+    def leases(self) -> list[NodeLease]:
+        """Of the nodes that have registered. Raises KubeError."""
+        names = Names(self.namespace, self.cluster)
+        with _translated("list leases", self):
+            path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+            found = self.client.get(path, {"labelSelector": f"{CLUSTER_LABEL}={self.cluster}"}, READ_S)["items"]
+        return [lease for it in found if (lease := read_lease(names, it)) is not None]
+
+    def account_token(self, account: str) -> str:
+        """A token of a ServiceAccount, [NAMESPACE/]NAME, for this cluster alone. Raises KubeError."""
+        namespace, _, name = account.rpartition("/")
+        audience = account_audience(self.namespace, self.cluster)
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [audience], "expirationSeconds": TOKEN_S},
+        }
+        with _translated(f"create a token of ServiceAccount {account}", self):
+            path = f"/api/v1/namespaces/{namespace or self.namespace}/serviceaccounts/{name}/token"
+            return str(self.client.post(path, body, {}, READ_S)["status"]["token"])
 
     def patch(self, plural: str, name: str, patch: dict[str, Any]) -> bool:
         """A JSON merge patch of a DelayCluster (CLUSTERS) or DelayRebalance (REBALANCES); False when it named a

@@ -38,8 +38,10 @@ from delayctl.targets.registry import TRIES, RegistryEditor, drained_with
 class KubeRegistryEditor(RegistryEditor):
     """A RegistryEditor that annotates the DelayCluster. Raises KubeError too."""
 
-    def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards) -> None:
-        super().__init__(registry, PatientProber(OperatorAccess(dial=forwards.dial)))
+    def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards, token: str = "") -> None:
+        """token: for the nodes; "": they are asked without TLS."""
+        source = (lambda: token) if token else None
+        super().__init__(registry, PatientProber(OperatorAccess(dial=forwards.dial, token=source)))
         self._access = access
 
     def locations(self) -> Mapping[str, NodeLocation]:
@@ -100,10 +102,13 @@ def _asker(timespec: str = "seconds") -> str:
 
 
 @contextmanager
-def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
-    """The cluster that --kube names. Raises TargetUnreachable; what is wrong with the way to it ends the process."""
+def kube_registry_editor(target: KubeTarget, account: str = "") -> Iterator[KubeRegistryEditor]:
+    """The cluster that --kube names. account: a ServiceAccount, [NAMESPACE/]NAME, by whose token nodes are asked.
+
+    Raises TargetUnreachable; what is wrong with the way to it ends the process.
+    """
     with accessed(target) as access:
-        pods = access.first_pods()
+        pods, token = access.first_pods(), access.account_token(account) if account else ""
         client = KubeClient(Credentials(access.configuration), agent="delayctl", connections=4)
         # What a watch meets goes into the error of the call that needs it.
         owner = OwnerReference(access.cluster, str(access.delaycluster()["metadata"]["uid"]))
@@ -112,7 +117,7 @@ def kube_registry_editor(target: KubeTarget) -> Iterator[KubeRegistryEditor]:
         )
         try:
             with Forwards(access, pods) as forwards:
-                editor = KubeRegistryEditor(registry, access, forwards)
+                editor = KubeRegistryEditor(registry, access, forwards, token)
                 try:
                     yield editor
                 finally:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from delayapi.credentials import Tls
+from delayapi.node_client import TOKENS
+from delayregistry.model import ListenerTrust, NodeLease
 
 from delayctl.common import UNREACHABLE, USAGE, ConnectTarget, fail
 from delayctl.targets.kube import GRPC_PORT, BadTarget, KubeAccess, KubeError
 from delayctl.targets.kube_target import KubeTarget
 from delayctl.targets.port_forward import Forwards
+
+if TYPE_CHECKING:
+    from delayclient.routing.access import Access
+
+TOKENS_PORT: Final = 7071
+MTLS_PORT: Final = 7072
 
 
 @contextmanager
@@ -27,15 +40,52 @@ def accessed(target: KubeTarget) -> Iterator[KubeAccess]:
 
 
 @contextmanager
-def forwarded(target: KubeTarget) -> Iterator[ConnectTarget]:
-    """All nodes of the cluster, through port-forward."""
-    with accessed(target) as access:
+def forwarded(target: KubeTarget, given: Mapping[str, str | bool]) -> Iterator[ConnectTarget]:
+    """All nodes of the cluster, through port-forward. given: of TLS and tokens, by the names of a Context's fields."""
+    with accessed(target) as access, TemporaryDirectory(prefix="delayctl-") as directory:
         pods = access.first_pods()
+        port, shown = GRPC_PORT, _shown(access, given, Path(directory))
+        if "token" in shown or "token_file" in given:
+            port = TOKENS_PORT
+        elif "client_cert" in given:
+            port = MTLS_PORT
+        elif access.delaycluster().get("status", {}).get("security") == "Required":
+            raise KubeError(
+                f"{access} takes calls by TLS alone (security.mode: Required): give --service-account NAME, whose "
+                "token the API server gives to whoever may create it, or --token-file"
+            )
         with Forwards(access, pods) as forwards:
-            endpoints = [endpoint_of(pod.address) for pod in pods]
-            yield ConnectTarget(endpoints, forwards.dial, lambda: forwards.trouble)
+            endpoints = [endpoint_of(pod.address, port) for pod in pods]
+            yield ConnectTarget(endpoints, shown, forwards.dial, lambda: forwards.trouble)
 
 
-def endpoint_of(address: str) -> str:
+def _shown(access: KubeAccess, given: Mapping[str, str | bool], directory: Path) -> Access:
+    """What goes with the ServiceAccount that was named: its token, and whom the nodes' leases say to trust. Raises
+    KubeError."""
+    account = str(given.get("service_account", ""))
+    if not account:
+        return {}
+    trust = trust_of(access)
+    ca = directory / "ca.crt"
+    ca.write_text(trust.roots, encoding="ascii")
+    tls = Tls(ca=ca if trust.roots else "", server_name=trust.server_name)
+    return {"tls": tls, "token": access.account_token(account)}
+
+
+def trust_of(access: KubeAccess) -> ListenerTrust:
+    """Of all nodes together: while one CA takes over from another, both count. Raises KubeError."""
+    found = [lease.trust for lease in access.leases() if lease.trust is not None and _takes_tokens(lease)]
+    if not found:
+        raise KubeError(
+            f"no node of {access} has a listener for tokens: security.mode is Off, or its certificates lack"
+        )
+    return ListenerTrust(found[0].server_name, "\n".join(dict.fromkeys(trust.roots for trust in found)))
+
+
+def _takes_tokens(lease: NodeLease) -> bool:
+    return bool(lease.endpoint_of(TOKENS))
+
+
+def endpoint_of(address: str, port: int = GRPC_PORT) -> str:
     """Where a node pod with this IP takes calls, as the node itself advertises it."""
-    return f"[{address}]:{GRPC_PORT}" if ":" in address else f"{address}:{GRPC_PORT}"
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -50,7 +50,7 @@ def open_registry_editor(settings: CommandSettings, data: Path) -> Iterator[Regi
                 raise click.UsageError("--data and --kube name two clusters: give one of them")
             from delayctl.targets.kube_registry import kube_registry_editor
 
-            with kube_registry_editor(settings.kube) as at:
+            with kube_registry_editor(settings.kube, str(settings.access.get("service_account", ""))) as at:
                 yield at
 
 
