@@ -92,20 +92,51 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPod:
+    """What an application's pod has for a cluster with TLS: whom to trust, and its ServiceAccount's token."""
+
+    account: str
+    audience: str
+    ca_secret: str
+    server_name: str
+
+    @property
+    def settings(self) -> Object:
+        return {"ca": "/tls/ca.crt", "token_file": "/tls/token", "server_name": self.server_name}
+
+    def added_to(self, pod: Object) -> Object:
+        token = {"audience": self.audience, "expirationSeconds": 600, "path": "token"}
+        ca = {"name": self.ca_secret, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+        volume = {"name": "tls", "projected": {"sources": [{"serviceAccountToken": token}, {"secret": ca}]}}
+        spec = pod["spec"]
+        container = spec["containers"][0]
+        mounts = [*container["volumeMounts"], {"name": "tls", "mountPath": "/tls", "readOnly": True}]
+        containers = [{**container, "volumeMounts": mounts}]
+        more = {"serviceAccountName": self.account, "volumes": [*spec["volumes"], volume], "containers": containers}
+        return {**pod, "spec": {**spec, **more}}
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     kube: Kubectl
     namespace: str
     name: str
 
     @classmethod
-    def start(cls, kube: Kubectl, namespace: str, name: str, image: str, machine: str, **settings: Any) -> Load:
-        """machine: the Kubernetes node to run on. settings: endpoints, and of sdkload.Work what is to be other."""
+    def start(
+        cls, kube: Kubectl, namespace: str, name: str, image: str, machine: str,
+        **settings: Any,
+    ) -> Load:  # fmt: skip
+        """machine: the Kubernetes node to run on. settings: endpoints, of sdkload.Work what is to be other, and
+        `shows`, a TokenPod, of a load that comes by TLS."""
         load = cls(kube, namespace, name)
         kube.delete("pod", name, namespace)
         texts = {str(number): (ROOT / path).read_text() for number, path in enumerate(SOURCES)}
         metadata = {"name": name, "namespace": namespace}
         kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": texts}, owner="e2e-load")
-        kube.apply(load._pod(image, machine, settings))
+        shows: TokenPod | None = settings.pop("shows", None)
+        pod = load._pod(image, machine, settings if shows is None else {**settings, "tls": shows.settings})
+        kube.apply(pod if shows is None else shows.added_to(pod))
         wait_until("the load begins", load._not_begun, BEGIN_SECONDS)
         return load
 

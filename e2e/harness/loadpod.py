@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from delayapi.credentials import Tls
+from delayclient.routing.access import Access
 
 from tests.faults.support.sdkload import SdkLoad, Work
 
@@ -32,7 +34,10 @@ def pauses(times: Sequence[float], zero_ms: float) -> list[tuple[int, int]]:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    load = SdkLoad(settings.pop("endpoints"), Work(**settings))
+    access: Access = {}
+    if tls := settings.pop("tls", None):
+        access = {"tls": Tls(ca=tls["ca"], server_name=tls["server_name"]), "token_file": tls["token_file"]}
+    load = SdkLoad(settings.pop("endpoints"), Work(**settings), access=access)
     load.start()
     print(json.dumps({"began": True}), flush=True)
     while not FINISH.exists() and not load.faults:

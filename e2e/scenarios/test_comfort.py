@@ -22,7 +22,7 @@ def test_get_dlc_shows_how_each_cluster_is(cluster: ClusterUnderTest, topic: str
     assert re.fullmatch(r"(\d+[dhms])+", row.pop("AGE"))
     shards = str(len(cluster.shards()))
     counts = {"SHARDS": shards, "SERVED": shards, "IN SYNC": shards}
-    assert row == {"NAME": cluster.name, "NODES": "3", "READY": "3", **counts, "STATUS": "Serving"}
+    assert row == {"NAME": cluster.name, "NODES": "3", "READY": "3", **counts, "STATUS": "Serving", "SECURITY": "Off"}
 
 
 def test_get_delayshards_is_the_map_of_the_cluster(cluster: ClusterUnderTest, topic: str) -> None:

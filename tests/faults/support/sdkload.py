@@ -23,6 +23,7 @@ from delayclient.admin.views import Outcome
 from delayclient.consumer.received import ReceivedBatch
 from delayclient.errors import DelayError
 from delayclient.producer.results import BatchFailed, BatchPart
+from delayclient.routing.access import Access
 from delayclient.routing.routing import Cluster
 from numpy.typing import NDArray
 
@@ -64,8 +65,8 @@ class Times:
 class SdkLoad:
     """start(), then finish(); everything in between runs in a thread with an event loop of its own."""
 
-    def __init__(self, endpoints: Sequence[str], work: Work, seed: int = 1) -> None:
-        self.work = work
+    def __init__(self, endpoints: Sequence[str], work: Work, seed: int = 1, access: Access | None = None) -> None:
+        self.work, self._access = work, access or {}
         self.ledger = Columns(int(time.time() * 1000))
         self.times = Times([[] for _ in range(work.queues)], [[] for _ in range(work.queues)])
         self.errors: Counter[str] = Counter()  # the errors that callers got, by kind
@@ -97,13 +98,13 @@ class SdkLoad:
     async def _main(self) -> None:
         work = self.work
         self._keys = [_key_of(queue, work.queues) for queue in range(work.queues)]
-        async with Cluster(self._endpoints) as cluster:
+        async with Cluster(self._endpoints, **self._access) as cluster:
             self._admin = Admin(cluster, timeout=work.timeout)
             consumers = [Consumer(cluster, work.topic, GROUPS[g], invisible=work.invisible) for g in MEMBERS]
             for consumer in consumers:
                 consumer.start()
             consuming = [self._task(self._consume(one, g)) for one, g in zip(consumers, MEMBERS, strict=True)]
-            producers = [Producer(self._endpoints, timeout=work.timeout) for _ in range(work.producers)]
+            producers = [Producer(self._endpoints, timeout=work.timeout, **self._access) for _ in range(work.producers)]
             await self._groups_exist()
             producing = [self._task(self._produce(one, q)) for one in producers for q in range(work.queues)]
             self._ready.set()

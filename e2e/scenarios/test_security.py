@@ -1,0 +1,145 @@
+"""spec.security: from Off to Required step by step, under load, with certificates in Secrets and tokens of pods."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.harness.delaycluster import API_VERSION, ClusterUnderTest
+from e2e.harness.helm import Release
+from e2e.harness.kubectl import Failed, Kubectl, Object, wait_until
+from e2e.harness.load import CALM_SECONDS, Load, TokenPod
+from tests.security.authority import Authority, Issued
+
+QUEUES = 4
+TOPICS = [{"name": name, "queues": QUEUES} for name in ("orders", "plain")]  # one for each load
+STEP_SECONDS = 240
+PAUSE_SECONDS = 5.0  # of a queue at a handover; what it is on a quiet machine the figures say
+
+
+def secret(name: str, issued: Issued, ca: Authority) -> Object:
+    content = {"tls.crt": issued.chain_pem, "tls.key": issued.key_pem, "ca.crt": ca.pem}
+    data = {key: base64.b64encode(value).decode() for key, value in content.items()}
+    return {
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": {"name": name}, "data": data,
+    }  # fmt: skip
+
+
+def user(account: str) -> Object:
+    everything: list[Object] = [
+        {"operations": ["Produce", "Cancel", "Browse"], "topic": {"literal": "orders"}},
+        {"operations": ["Consume", "ManageGroup"], "topic": {"literal": "orders"}, "group": {"prefix": ""}},
+    ]
+    spec = {"cluster": "acts", "serviceAccounts": [{"name": account}], "rules": everything}
+    return {"apiVersion": API_VERSION, "kind": "DelayUser", "metadata": {"name": account}, "spec": spec}
+
+
+@pytest.fixture
+def secured(operator: Release, kube: Kubectl, namespace: str) -> ClusterUnderTest:
+    """A cluster without TLS, the Secrets that it may have it from, and two accounts: `shop` has rights."""
+    cluster = ClusterUnderTest(kube, "acts", namespace)
+    listeners, inner = Authority("listeners"), Authority("inner")
+    name, node = f"acts-client.{namespace}.svc", f"spiffe://delaycluster/ns/{namespace}/cluster/acts/role/node"
+    accounts = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": it}} for it in ("shop", "stranger")]
+    kube.apply(
+        secret("web", listeners.issue(name), listeners),
+        secret("inner", inner.issue(name, node), inner),
+        *accounts,
+        user("shop"),
+        namespace=namespace,
+    )
+    cluster.apply(nodes=3, replicas=2, topics=TOPICS, storage={"size": "1Gi"})
+    cluster.wait_whole()
+    return cluster
+
+
+def mode(cluster: ClusterUnderTest, wanted: str) -> float:
+    """Waits until all nodes have it and the cluster is whole: seconds."""
+
+    def lacks() -> list[str]:
+        found = cluster.object["status"].get("security")
+        return [f"status.security: {found}, not {wanted}"] if found != wanted else cluster.unwhole()
+
+    return wait_until(f"security is {wanted}", lacks, STEP_SECONDS)
+
+
+@pytest.fixture
+def loads(secured: ClusterUnderTest, operator: Release, image: str) -> Iterator[Callable[..., Load]]:
+    """Starts a load by a listener. shows: None: the plain one."""
+    started: list[Load] = []
+
+    def start(topic: str, shows: TokenPod | None) -> Load:
+        port = 7070 if shows is None else 7071
+        endpoint = f"acts-client.{secured.namespace}.svc:{port}"
+        settings: dict[str, Any] = {"endpoints": [endpoint], "topic": topic, "queues": QUEUES, "rate": 200}
+        load = Load.start(
+            secured.kube, secured.namespace, f"load-{topic}", image, operator.node, shows=shows, **settings
+        )
+        started.append(load)
+        return load
+
+    yield start
+    for load in started:
+        load.remove()
+
+
+def token_pod(cluster: ClusterUnderTest, account: str) -> TokenPod:
+    name = f"acts-client.{cluster.namespace}.svc"
+    return TokenPod(account, f"delaycluster.io/{cluster.namespace}/acts", "web", name)
+
+
+@pytest.mark.quick
+def test_off_to_required_under_load_loses_nothing(
+    secured: ClusterUnderTest, loads: Callable[..., Load], figure: Callable[..., None]
+) -> None:
+    """Clients come without TLS, then by TLS with tokens, and none notices that the nodes change over."""
+    certificates = {"secrets": {"server": "web", "peers": "inner"}}
+    plain = loads("plain", None)
+    time.sleep(CALM_SECONDS)
+    secured.edit(security={"mode": "Permissive", "certificates": certificates})
+    permissive_s = mode(secured, "Permissive")
+    first = plain.finish()
+    by_token = loads("orders", token_pod(secured, "shop"))
+    time.sleep(CALM_SECONDS)
+    secured.edit(security={"mode": "Required"})
+    required_s = mode(secured, "Required")
+    time.sleep(CALM_SECONDS)
+    second = by_token.finish()
+    queues = range(QUEUES)
+    pauses = {"sends_s": [it.longest("acknowledged", queues) for it in (first, second)]}
+    pauses["deliveries_s"] = [it.longest("delivered", queues) for it in (first, second)]
+    figure(
+        to_permissive_s=round(permissive_s, 1), to_required_s=round(required_s, 1), **pauses,
+        acknowledged=[it.totals["acknowledged"] for it in (first, second)],
+        errors=[it.errors for it in (first, second)],
+    )  # fmt: skip
+    for result in (first, second):
+        result.assert_kept()
+        assert not result.errors
+        assert max(result.longest(which, queues) for which in ("acknowledged", "delivered")) < PAUSE_SECONDS
+
+    # Who comes without TLS, or without rights, is told why.
+    with pytest.raises(Failed, match="by TLS alone"):
+        secured.delayctl("pending", "orders")
+    assert secured.delayctl("pending", "orders", "--service-account", "shop", "--json") is not None
+    with pytest.raises(Failed, match="stranger may not Browse"):
+        secured.delayctl("pending", "orders", "--service-account", "stranger")
+    # The operator reaches nodes by TLS too: a failover needs their answers.
+    victim = secured.victim("orders")
+    secured.kube("delete", "pod", f"acts-{victim[1:]}", "--namespace", secured.namespace, "--grace-period=0", "--force")
+    secured.wait_whole()
+
+
+def test_required_to_off_goes_the_same_way_back(secured: ClusterUnderTest, loads: Callable[..., Load]) -> None:
+    certificates = {"secrets": {"server": "web", "peers": "inner"}}
+    secured.edit(security={"mode": "Required", "certificates": certificates})
+    mode(secured, "Required")
+    secured.edit(security=None)
+    mode(secured, "Off")
+    plain = loads("plain", None)
+    time.sleep(CALM_SECONDS)
+    plain.finish().assert_kept()
