@@ -169,12 +169,14 @@ class Provider:
     def __init__(self) -> None:
         self.authority = trustme.CA()
         self.answers: dict[str, str | int] = {}
+        self._asked: list[str] = []
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.authority.issue_cert("127.0.0.1").configure_cert(context)
-        answers = self.answers
+        answers, asked = self.answers, self._asked
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                asked.append(self.path)
                 answer = answers.get(self.path, 404)
                 self.send_response(answer if isinstance(answer, int) else 200)
                 if answer == 302:
@@ -190,6 +192,10 @@ class Provider:
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.url = f"https://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def asked(self, path: str) -> int:
+        """How often it was asked for that."""
+        return self._asked.count(path)
 
     @property
     def trusted(self) -> str:

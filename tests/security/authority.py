@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 DAY = timedelta(days=1)
@@ -37,6 +37,16 @@ class Authority:
             issuer.key, hashes.SHA256()
         )
         self.pem = self.certificate.public_bytes(Encoding.PEM)
+
+    @classmethod
+    def read(cls, path: Path) -> Authority:
+        """Of `path`.crt and `path`.key, as a local cluster has them."""
+        found = cls.__new__(cls)
+        found.parent, found.key = None, load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
+        found.pem = path.with_suffix(".crt").read_bytes()
+        found.certificate = x509.load_pem_x509_certificate(found.pem)
+        found.name = found.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        return found
 
     def issue(
         self, *names: str, begins: timedelta = -DAY, ends: timedelta = 90 * DAY, key=None, ca: bool = False

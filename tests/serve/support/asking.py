@@ -35,6 +35,11 @@ def secret(name: str) -> str:
     return f"the-secret-of-{name}"
 
 
+def sha256_of(name: str) -> str:
+    """Of that secret: what a document keeps."""
+    return hashlib.sha256(secret(name).encode()).hexdigest()
+
+
 def rules(name: str) -> tuple[AccessRule, ...]:
     """Those that the user has on topic `orders`, on the topic here."""
     (user,) = (one for one in USERS if one.principal == f"token:{name}")
@@ -48,7 +53,7 @@ DOCUMENT = SecuritySpec(
     AuthorizationMode.REQUIRED,
     super_users=("token:super",),
     issuers=(accounts(key_set(jwk("k1"), jwk("r1", "RS256"))),),
-    tokens=tuple(StaticToken(name, hashlib.sha256(secret(name).encode()).hexdigest()) for name in [*NAMES, "super"]),
+    tokens=tuple(StaticToken(name, sha256_of(name)) for name in [*NAMES, "super"]),
     users=(
         *(SecurityUser(f"token:{name}", rules(name)) for name in NAMES),
         SecurityUser(SPIFFE, rules("consume")),
@@ -98,13 +103,13 @@ class Asking:
             return error
         return None
 
-    def code(self, method: str) -> grpc.StatusCode | None:
-        ended = self.ask(method)
+    def code(self, method: str, request: Any = None) -> grpc.StatusCode | None:
+        ended = self.ask(method, request)
         return None if ended is None else ended.code()
 
-    def may(self, method: str) -> bool:
+    def may(self, method: str, request: Any = None) -> bool:
         """Whether the node lets it, whatever else it says of the request."""
-        code = self.code(method)
+        code = self.code(method, request)
         assert code is not UNKNOWN
         return code is not DENIED
 
