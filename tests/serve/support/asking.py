@@ -74,9 +74,9 @@ def among(name: str, those: set[str]) -> bool:
 class Asking:
     """A caller: a channel, and what its calls say of it."""
 
-    def __init__(self, channel: grpc.Channel, authorization: str | None = None) -> None:
+    def __init__(self, channel: grpc.Channel, authorization: str | None = None, *metadata: tuple[str, str]) -> None:
         self._channel = channel
-        self._metadata = () if authorization is None else (("authorization", authorization),)
+        self._metadata = (*metadata, *(() if authorization is None else (("authorization", authorization),)))
 
     def unary(self, method: str, data: bytes = b"", metadata: tuple = (), service: str = SERVICE) -> bytes:
         """Raises grpc.RpcError."""
@@ -134,6 +134,7 @@ def callers(secured: Secured) -> Iterator[dict[str, Asking]]:
     found |= {role: Asking(client.channel) for role, client in roles.items()}
     found |= {"mail": Asking(mail.channel), "stranger": Asking(stranger.channel), "anonymous": Asking(plain)}
     found |= {"shop": Asking(tokens.channel, f"Bearer {token()}")}
+    found |= {"forwarded": Asking(roles["node"].channel, None, ("x-delay-principal", "token:anybody"))}
     try:
         yield found
     finally:
