@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from delayapi.credentials import Tls
-from delayclient.routing.access import Access
 
-from tests.faults.support.sdkload import SdkLoad, Work
+from tests.faults.support.sdkload import SdkLoad, Way, Work
 
 FINISH = Path("/tmp/finish")
 POLL_SECONDS = 0.2
@@ -34,10 +33,11 @@ def pauses(times: Sequence[float], zero_ms: float) -> list[tuple[int, int]]:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    access: Access = {}
+    access = {}
     if tls := settings.pop("tls", None):
         access = {"tls": Tls(ca=tls["ca"], server_name=tls["server_name"]), "token_file": tls["token_file"]}
-    load = SdkLoad(settings.pop("endpoints"), Work(**settings), access=access)
+    way = Way(settings.pop("endpoints"), access)
+    load = SdkLoad([way], Work(**settings))
     load.start()
     print(json.dumps({"began": True}), flush=True)
     while not FINISH.exists() and not load.faults:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from delayapi.events import EventLog
+from delaylocal.own_keys import own_access
 from delayoperator.control_loop.loop import WRITERS, ControlLoop, new_uid
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.sqlite import SqliteRegistry
@@ -24,7 +25,9 @@ def main(data: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=_listen, args=(told,), daemon=True).start()
     registry, events = SqliteRegistry(data / "registry.db"), EventLog(data / "logs" / "operator.log")
-    loop = ControlLoop(registry, new_uid, events, prober=GrpcProber(), ended=lambda: told[0], writers=WRITERS)
+    loop = ControlLoop(
+        registry, new_uid, events, prober=GrpcProber(own_access(data)), ended=lambda: told[0], writers=WRITERS
+    )
     loop.run(stop)
     registry.close()
     events.close()

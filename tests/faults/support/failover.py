@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from delaylocal import LocalCluster
+from delayapi.credentials import Tls
+from delaylocal import LocalCluster, ports
+from delaylocal.own_keys import SERVER_NAME
 from delayregistry.model import ShardObject
 
 from tests.faults.support.columns import Totals
-from tests.faults.support.sdkload import SdkLoad
+from tests.faults.support.sdkload import SdkLoad, Way
 
 WHOLE_SECONDS = 90.0
 SETTLE_SECONDS = 40.0
@@ -102,6 +104,16 @@ class FaultCluster(LocalCluster):
 
     def shards(self) -> tuple[ShardObject, ...]:
         return self.registry.list_shards()
+
+    def ways(self) -> list[Way]:
+        """In, of a cluster with TLS: by a token, and by a certificate. In plain text: the only one."""
+        if self.keys is None:
+            return [Way(self.endpoints)]
+        keys, admin = self.keys, self.keys.admin
+        mtls = [f"{ports.HOST}:{port}" for port in self._ports.mtls]
+        own = Tls(keys.ca, admin / "tls.crt", admin / "tls.key", SERVER_NAME)
+        token = {"tls": Tls(keys.ca, server_name=SERVER_NAME), "token_file": keys.token_file}
+        return [Way(self.endpoints, token), Way(mtls, {"tls": own})]
 
     def masters(self) -> dict[str, list[ShardObject]]:
         """The shards that each node serves; nodes without any are missing."""

@@ -13,8 +13,9 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from delayclient.admin.views import Outcome
 from delayclient.consumer.received import ReceivedBatch
 from delayclient.errors import DelayError
 from delayclient.producer.results import BatchFailed, BatchPart
-from delayclient.routing.access import Access
 from delayclient.routing.routing import Cluster
 from numpy.typing import NDArray
 
@@ -62,17 +62,29 @@ class Times:
     delivered: list[list[float]] = field(default_factory=list)  # deliveries to group `g`
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way into a cluster: endpoints, and what the SDK needs there."""
+
+    endpoints: Sequence[str]
+    access: Mapping[str, Any] = field(default_factory=dict)
+
+    def given(self) -> dict[str, Any]:
+        return {"endpoint": ",".join(self.endpoints), **self.access}
+
+
 class SdkLoad:
     """start(), then finish(); everything in between runs in a thread with an event loop of its own."""
 
-    def __init__(self, endpoints: Sequence[str], work: Work, seed: int = 1, access: Access | None = None) -> None:
-        self.work, self._access = work, access or {}
+    def __init__(self, ways: Sequence[str] | Sequence[Way], work: Work, seed: int = 1) -> None:
+        """ways: producers come by them in turn, all others by the first. Endpoints alone: one way, in plain text."""
+        self.work = work
         self.ledger = Columns(int(time.time() * 1000))
         self.times = Times([[] for _ in range(work.queues)], [[] for _ in range(work.queues)])
         self.errors: Counter[str] = Counter()  # the errors that callers got, by kind
         self.faults: list[str] = []
         self.late_ms: list[NDArray[np.int64]] = []
-        self._endpoints = ",".join(endpoints)
+        self._ways = [one for one in ways if isinstance(one, Way)] or [Way([str(one) for one in ways])]
         self._choose = random.Random(seed)
         self._rng = np.random.default_rng(seed)
         self._last_due_ms = 0
@@ -98,13 +110,14 @@ class SdkLoad:
     async def _main(self) -> None:
         work = self.work
         self._keys = [_key_of(queue, work.queues) for queue in range(work.queues)]
-        async with Cluster(self._endpoints, **self._access) as cluster:
+        async with Cluster(**self._ways[0].given()) as cluster:
             self._admin = Admin(cluster, timeout=work.timeout)
             consumers = [Consumer(cluster, work.topic, GROUPS[g], invisible=work.invisible) for g in MEMBERS]
             for consumer in consumers:
                 consumer.start()
             consuming = [self._task(self._consume(one, g)) for one, g in zip(consumers, MEMBERS, strict=True)]
-            producers = [Producer(self._endpoints, timeout=work.timeout, **self._access) for _ in range(work.producers)]
+            ways = islice(cycle(self._ways), work.producers)
+            producers = [Producer(**way.given(), timeout=work.timeout) for way in ways]
             await self._groups_exist()
             producing = [self._task(self._produce(one, q)) for one in producers for q in range(work.queues)]
             self._ready.set()
