@@ -1,7 +1,7 @@
 """All certificates and both CAs replaced under load: `python -m benchmarks.rotation [--rate 5000] [--streams 500]`.
 
-New leaves, then new CAs in three steps, at both ends, as tests/faults/support/rotation.py does it. Connections are made
-anew every 4 s. Says what was lost, what callers saw, and the longest pause of a queue.
+At both ends, in three steps, as tests/faults/support/rotation.py does it; the old leaves expire in the last one. Says
+what was lost, what callers saw, and the longest pause of a queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delayregistry.model import TopicSpec
 
 from benchmarks.workloads.machine import describe
 from tests.faults.support.failover import FaultCluster, result
-from tests.faults.support.rotation import OPTIONS, rotate
+from tests.faults.support.rotation import options, rotate
 from tests.faults.support.sdkload import SdkLoad, Work
 
 QUEUES = 8
@@ -33,7 +33,7 @@ def main(rate: int, streams: int, nodes: int, directory: Path | None) -> None:
     desired = {"topics": [TopicSpec("t", QUEUES)], "nodes": nodes, "secure": True}
     with (
         tempfile.TemporaryDirectory(prefix="delay-rotation-", dir=directory) as data,
-        FaultCluster(Path(data), options=lambda *_: OPTIONS, **desired) as cluster,
+        FaultCluster(Path(data), options=options, **desired) as cluster,
     ):
         cluster.wait_ready(60.0)
         load, began = SdkLoad(cluster.ways(), work), time.monotonic()

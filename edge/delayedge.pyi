@@ -10,7 +10,9 @@ from typing import Literal, TypedDict, Unpack, final, type_check_only
 
 from typing_extensions import Buffer as BufferLike
 
-_EventKind = Literal["call", "message", "half_closed", "gone", "writable", "sent", "drained", "identify", "failed"]
+_EventKind = Literal[
+    "call", "message", "half_closed", "gone", "writable", "sent", "drained", "identify", "failed", "left"
+]
 
 @type_check_only
 class Limits(TypedDict, total=False):
@@ -116,20 +118,22 @@ class Event:
     writable: a stream to which write() returned False may be written to.
     sent: an answer that was given with tell=True is held no longer, sent or not.
     drained: the last connection has ended since drain(); `token` is 0.
-    identify: who is it that calls with these `names` in the certificate, and this `authorization` and `principal` (the
-      metadata x-delay-principal)? Answer with identify() or refuse_caller(): the calls wait.
+    identify: who is it that calls with this verified `certificate`, `names` in it, and this `authorization` and
+      `principal` (the metadata x-delay-principal)? Answer with identify() or refuse_caller(): the calls wait.
+    left: the connection of `peer`, of which that was asked, has ended.
     failed: a handshake of TLS has, for a `reason` that only a log can say. Told once a second at most; `token` is 0.
     """
 
     token: int
     kind: _EventKind
-    method: str | None  # in a call, as all up to `forwarded`; "identify" has the next two, too
+    method: str | None  # in a call, as all up to `forwarded`; "identify" and "left" have the next two, too
     peer: str | None  # "ipv4:10.0.0.7:51234"
     listener: str | None
     identity: object | None
     seconds_left: float | None
     forwarded: bool
     names: list[str]  # URIs as they are, then DNS names as "dns:NAME"
+    certificate: bytes | None  # DER
     authorization: str | None
     principal: str | None
     body: bytes | None

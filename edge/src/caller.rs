@@ -26,7 +26,7 @@ pub struct Caller {
 }
 
 /// What a call says of its caller.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Credentials {
     pub authorization: Option<HeaderValue>,
     pub principal: Option<HeaderValue>,

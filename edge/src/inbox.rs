@@ -14,6 +14,7 @@ use crate::columns::Group;
 use crate::decode::EnqueueRequest;
 use crate::lock::lock;
 use crate::signal::Signal;
+use crate::tls::Shown;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
@@ -29,6 +30,8 @@ pub enum Kind {
     Identify,
     /// A handshake of TLS has.
     Failed,
+    /// A connection of which Python was asked who calls has ended.
+    Left,
 }
 
 /// What is told of a call when it begins.
@@ -47,9 +50,15 @@ pub struct Begun {
 pub struct Question {
     pub peer: Arc<str>,
     pub listener: Arc<str>,
-    /// In its certificate.
-    pub names: Arc<[String]>,
+    pub shown: Arc<Shown>,
     pub credentials: Credentials,
+}
+
+impl Question {
+    /// Which connection has left: nothing is asked.
+    pub fn left(peer: Arc<str>, listener: Arc<str>) -> Self {
+        Question { peer, listener, shown: Arc::default(), credentials: Credentials::default() }
+    }
 }
 
 pub struct Event {

@@ -149,6 +149,7 @@ struct PyEvent {
     listener: Option<String>,
     identity: Option<Py<PyAny>>,
     names: Vec<String>,
+    certificate: Option<Py<PyBytes>>,
     authorization: Option<String>,
     principal: Option<String>,
     forwarded: bool,
@@ -168,6 +169,7 @@ impl PyEvent {
             Kind::Drained => intern!(py, "drained"),
             Kind::Identify => intern!(py, "identify"),
             Kind::Failed => intern!(py, "failed"),
+            Kind::Left => intern!(py, "left"),
         };
         let begun = event.begun.as_ref();
         let asked = event.question.as_deref();
@@ -185,7 +187,11 @@ impl PyEvent {
                 .or(asked.map(|asked| &asked.listener))
                 .map(ToString::to_string),
             identity: identity(py, begun.and_then(|begun| begun.caller.as_ref())),
-            names: asked.map_or(Vec::new(), |asked| asked.names.to_vec()),
+            names: asked.map_or(Vec::new(), |asked| asked.shown.names.clone()),
+            certificate: asked
+                .map(|asked| &asked.shown.certificate)
+                .filter(|der| !der.is_empty())
+                .map(|der| PyBytes::new(py, der).unbind()),
             authorization: asked.and_then(|asked| asked.credentials.authorization.as_ref()).map(text),
             principal: asked.and_then(|asked| asked.credentials.principal.as_ref()).map(text),
             forwarded: begun.is_some_and(|begun| begun.forwarded),

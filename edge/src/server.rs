@@ -27,6 +27,7 @@ use crate::lock::lock;
 use crate::relief;
 use crate::rows::ROW;
 use crate::threads::block_signals;
+use crate::tls::Shown;
 use crate::unread::CallUnread;
 
 const BACKLOG: u32 = 4_096;
@@ -257,7 +258,7 @@ async fn accept(socket: TcpListener, listener: Arc<Listener>, core: Arc<Core>, i
                 let _ = socket.set_nodelay(true);
                 core.figures.connections_taken.add_one();
                 match place {
-                    None => tokio::spawn(serve(socket, core.clone(), link, registered, Vec::new())),
+                    None => tokio::spawn(serve(socket, core.clone(), link, registered, Shown::default())),
                     Some(place) => tokio::spawn(serve_tls(socket, core.clone(), link, registered, place)),
                 };
             }

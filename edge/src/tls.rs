@@ -1,4 +1,4 @@
-//! TLS 1.3 of a listener: its certificates, which are swapped as one, and the names in a client's.
+//! TLS 1.3 of a listener: its certificates, which are swapped as one, and a client's.
 //!
 //! Sessions are not resumed: a client that is not trusted any more would come in by its ticket.
 
@@ -91,10 +91,19 @@ fn certificates(of: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, St
     }
 }
 
-/// Of a client's verified certificate: URIs as they are, then DNS names as `dns:NAME`.
-pub fn names(connection: &ServerConnection) -> Vec<String> {
-    let Some(leaf) = connection.peer_certificates().and_then(<[_]>::first) else { return Vec::new() };
-    let Ok(leaf) = webpki::EndEntityCert::try_from(leaf) else { return Vec::new() };
+/// A client's verified certificate. Without one both are empty.
+#[derive(Default)]
+pub struct Shown {
+    /// URIs as they are, then DNS names as `dns:NAME`.
+    pub names: Vec<String>,
+    /// In DER.
+    pub certificate: Vec<u8>,
+}
+
+pub fn shown(connection: &ServerConnection) -> Shown {
+    let Some(certificate) = connection.peer_certificates().and_then(<[_]>::first) else { return Shown::default() };
+    let Ok(leaf) = webpki::EndEntityCert::try_from(certificate) else { return Shown::default() };
     let uris = leaf.valid_uri_names().map(str::to_owned);
-    uris.chain(leaf.valid_dns_names().map(|name| format!("dns:{name}"))).collect()
+    let names = uris.chain(leaf.valid_dns_names().map(|name| format!("dns:{name}"))).collect();
+    Shown { names, certificate: certificate.to_vec() }
 }

@@ -17,6 +17,7 @@ use delayedge::limits::Limits;
 use delayedge::link::{Link, Mail};
 use delayedge::listener::Listener;
 use delayedge::rows::Row;
+use delayedge::tls::Shown;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 /// A socket that panics at its end.
@@ -71,7 +72,8 @@ async fn a_panic_is_counted_and_frees_what_its_connection_held() {
     let (mut client, server) = tokio::io::duplex(1 << 16);
     let link = link(&core);
     let registered = Registered::new(&core, &link).unwrap();
-    let task = tokio::spawn(delayedge::connection::serve(Panics(server), core.clone(), link, registered, Vec::new()));
+    let task =
+        tokio::spawn(delayedge::connection::serve(Panics(server), core.clone(), link, registered, Shown::default()));
     client.write_all(&three_calls()).await.unwrap();
     let until = now_ms() + 10_000;
     while core.calls.load(std::sync::atomic::Ordering::Relaxed) < 3 || core.inbox.events() < 2 {

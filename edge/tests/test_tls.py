@@ -11,6 +11,7 @@ import grpc
 import pytest
 from authority import DAY, Authority
 from calls import enqueue, request, stream, unary
+from cryptography.hazmat.primitives.serialization import Encoding
 from fakenode import FakeNode
 
 NAME = "node.svc"
@@ -150,10 +151,23 @@ def test_a_server_of_another_ca_is_not_believed(tls: FakeNode) -> None:
 
 def test_a_client_gives_its_names(tls: FakeNode, ca: Authority, client_ca: Authority) -> None:
     middle = Authority("middle", client_ca)  # whose certificate the client sends along
-    with dial(tls, ca, "mtls", middle.issue("shop.svc", URI, "spiffe://b")) as channel:
+    issued = middle.issue("shop.svc", URI, "spiffe://b")
+    with dial(tls, ca, "mtls", issued) as channel:
         assert unary(channel, "Who")(b"", timeout=10) == b"mtls somebody False"
     (asked,) = [one for one in tls.events if one.kind == "identify"]
     assert asked.names == [URI, "spiffe://b", "dns:shop.svc"]
+    assert asked.certificate == issued.certificate.public_bytes(Encoding.DER)
+
+
+def test_a_connection_of_which_was_asked_is_told_to_have_left(
+    tls: FakeNode, ca: Authority, client_ca: Authority
+) -> None:
+    with dial(tls, ca, "mtls", client_ca.issue(URI)) as channel:
+        unary(channel, "Who")(b"", timeout=10)
+        (asked,) = [one for one in tls.events if one.kind == "identify"]
+        assert not [one for one in tls.events if one.kind == "left"]
+    tls.wait(lambda: any(one.kind == "left" for one in tls.events))
+    assert [(one.peer, one.listener) for one in tls.events if one.kind == "left"] == [(asked.peer, "mtls")]
 
 
 def test_a_client_whose_certificate_does_not_count_is_refused(

@@ -12,6 +12,7 @@ use delayedge::core::{Core, Registered, Shape};
 use delayedge::limits::Limits;
 use delayedge::link::Link;
 use delayedge::listener::Listener;
+use delayedge::tls::Shown;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use tokio::io::AsyncWriteExt;
@@ -37,7 +38,7 @@ async fn others_have_turns_while_a_bomb_is_inflated() {
     let listener = Arc::new(Listener::plain(&core.limits));
     let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), listener, &core.unread);
     let registered = Registered::new(&core, &link).unwrap();
-    tokio::spawn(delayedge::connection::serve(server, core.clone(), link, registered, Vec::new()));
+    tokio::spawn(delayedge::connection::serve(server, core.clone(), link, registered, Shown::default()));
     let request = [begun(), call(1, "/t/Unary", "deflate", &bomb()), frame(0, 1, 1, b"")].concat();
     client.write_all(&request).await.unwrap();
     let (inbox, budget) = (core.inbox.clone(), core.calls_budget.clone());

@@ -1,4 +1,4 @@
-"""Every certificate and each CA replaced under load: nothing lost, and callers see no error.
+"""Every certificate and each CA replaced, and the old ones expired, under load: nothing lost, and callers see no error.
 
 Short: `python -m benchmarks.rotation` has 5,000 messages a second by 500 streams.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from delayregistry.model import TopicSpec
 
 from tests.faults.support.failover import FaultCluster, result
-from tests.faults.support.rotation import OPTIONS, rotate
+from tests.faults.support.rotation import options, rotate
 from tests.faults.support.sdkload import SdkLoad, Work
 from tests.faults.support.trial import SEED
 
@@ -22,12 +22,12 @@ LONGEST_GAP_S = 5.0
 
 def test_certificates_and_cas_are_replaced_under_load_with_no_failed_call(tmp_path: Path) -> None:
     topics = [TopicSpec("t", WORK.queues)]
-    with FaultCluster(tmp_path, topics=topics, nodes=2, secure=True, options=lambda *_: OPTIONS) as cluster:
+    with FaultCluster(tmp_path, topics=topics, nodes=2, secure=True, options=options) as cluster:
         cluster.wait_ready()
         load, began = SdkLoad(cluster.ways(), WORK, SEED), time.monotonic()
         load.start()
         try:
-            rotate(cluster, print, leaves=False)
+            rotate(cluster, print)
         finally:
             load.finish()
         found = result("rotation", [], load, time.monotonic() - began)

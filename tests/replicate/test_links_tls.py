@@ -7,17 +7,18 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from delayapi.certificates import Certificates
-from delaynode.clock import boot_ms
+from delaynode.clock import boot_ms, wall_ms
 from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey
 from delaynode.replication.protocol import Commit, Frames, Heartbeat
 from delaynode.replication.transport import links as links_module
 from delaynode.replication.transport.connection import decode_answer
-from delaynode.replication.transport.links import Address, Links
+from delaynode.replication.transport.links import RENEW_MS, Address, Links, renewal_ms
 from delaynode.replication.transport.tls import LinkSecurity, NotSecured, PeerTls, _context
 
 from tests.replicate.ends import QUICK, Recorder, Ring, all_read, hello_to, ring, running, stranger, until
@@ -28,7 +29,8 @@ NODE = CLUSTER + "node"
 
 
 def certificates(issued: Issued, roots_pem: bytes) -> Certificates:
-    return Certificates(issued.chain_pem, issued.key_pem, roots_pem, 0, ())
+    ends_ms = int(issued.certificate.not_valid_after_utc.timestamp() * 1_000)
+    return Certificates(issued.chain_pem, issued.key_pem, roots_pem, ends_ms, ())
 
 
 class Secured:
@@ -39,7 +41,10 @@ class Secured:
         self.tls = PeerTls(lambda: self.held, lambda: CLUSTER)
         required = mode == "required"
         self.guard = HeartbeatGuard(node, f"{node}-first", boot_ms, 1_000, lambda _: required, required=required)
-        self.security = LinkSecurity(self.tls, required, mode in ("required", "preferred"), self.guard)
+        self.ahead_ms = 0  # of its wall clock
+        self.security = LinkSecurity(
+            self.tls, required, mode in ("required", "preferred"), self.guard, lambda: wall_ms() + self.ahead_ms
+        )
         self.handler = Recorder()
 
     async def join(self, made: Ring, offers: bool = True) -> Links:
@@ -261,6 +266,53 @@ async def test_certificates_and_cas_are_replaced_without_a_broken_link() -> None
         made.links["n0"].send("n1", Commit(7, 1, 1))
         await until("it has come", lambda: Commit(7, 1, 1) in made.handlers["n1"].messages("master"))
         assert not any(event[0] == "down" for event in made.handlers["n0"].heard)
+
+
+def hour(ca: Authority) -> Certificates:
+    return certificates(ca.issue(NODE, ends=timedelta(hours=1)), ca.pem)
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("whose", ["n0", "n1"])
+@running
+async def test_a_link_is_made_anew_by_newer_certificates_before_its_own_expire(whose: str) -> None:
+    ca = Authority()
+    nodes = {"n0": Secured("n0", ca), "n1": Secured("n1", ca)}
+    nodes[whose].held = hour(ca)
+    async with secured(*nodes.values()) as made:
+        await up(made)
+        nodes[whose].held = certificates(ca.issue(NODE), ca.pem)
+        for node in nodes.values():
+            node.ahead_ms = HOUR_MS - RENEW_MS // 3
+        await until("it is made anew", lambda: made.handlers["n0"].count("up", "n1") == 2)
+        for node in nodes.values():
+            node.ahead_ms = 2 * HOUR_MS
+        await asyncio.sleep(0.3)
+        assert made.handlers["n0"].count("up", "n1") == 2, "it lasts as long as the newer ones"
+        made.links["n0"].send("n1", Commit(7, 1, 1))
+        await until("it has come", lambda: Commit(7, 1, 1) in made.handlers["n1"].messages("master"))
+
+
+@pytest.mark.parametrize("whose", ["n0", "n1"])
+@running
+async def test_a_link_ends_with_its_certificate_also_where_its_dialler_does_nothing(whose: str) -> None:
+    ca = Authority()
+    nodes = {"n0": Secured("n0", ca), "n1": Secured("n1", ca)}
+    nodes[whose].held = hour(ca)
+    async with secured(*nodes.values()) as made:
+        await up(made)
+        nodes["n1"].ahead_ms = HOUR_MS + 10_000  # the dialler's clock is behind, so to say
+        await until("it ends", lambda: ("lost", "n0") in made.handlers["n1"].heard)
+        assert "has expired" in made.events("peer-bad-input")[0]["reason"]
+
+
+def test_links_are_made_anew_in_the_last_minutes_or_the_last_quarter_and_not_all_at_once() -> None:
+    day_ms = 24 * HOUR_MS
+    assert [renewal_ms(0, day_ms, lot) for lot in (0.0, 1.0)] == [day_ms - RENEW_MS, day_ms - RENEW_MS // 2]
+    assert renewal_ms(0, 1_000, 0.0) == 750
+    assert renewal_ms(5_000, 1_000, 0.5) == 1_000
 
 
 @running

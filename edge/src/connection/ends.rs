@@ -125,6 +125,7 @@ mod tests {
     use crate::limits::Limits;
     use crate::link::Link;
     use crate::listener::Listener;
+    use crate::tls::Shown;
     use crate::watch::{Watch, Watched};
 
     const PATH: &str = "/t/Stream";
@@ -139,7 +140,7 @@ mod tests {
         let (server, client) = tokio::join!(server, h2::client::handshake(client));
         let (calls, client) = client.unwrap();
         tokio::spawn(client);
-        (Connection::new(server.unwrap(), core, link, watch, sizes, Vec::new()), calls)
+        (Connection::new(server.unwrap(), core, link, watch, sizes, Shown::default()), calls)
     }
 
     fn call(timeout: &str) -> Request<()> {

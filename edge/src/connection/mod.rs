@@ -22,11 +22,11 @@ use crate::call::Call;
 use crate::caller::Callers;
 use crate::clock::now_ms;
 use crate::core::{Core, Registered, Shape, Window};
-use crate::inbox::{Event, Kind};
+use crate::inbox::{Event, Kind, Question};
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::timing::{Alarm, Lifetime};
-use crate::tls;
+use crate::tls::{self, Shown};
 use crate::unread::Answer;
 use crate::watch::{Watch, Watched};
 
@@ -48,7 +48,7 @@ const TURN_BYTES: usize = 16 << 10;
 
 /// Serves a connection to its end. A panic unwinds through here; what the connection holds is freed by that.
 pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(
-    socket: T, core: Arc<Core>, link: Arc<Link>, registered: Registered, names: Vec<String>,
+    socket: T, core: Arc<Core>, link: Arc<Link>, registered: Registered, shown: Shown,
 ) {
     let watch = Arc::new(Watch::default());
     let tls_bytes = link.listener.tls.as_ref().map_or(0, |_| tls::CONNECTION_BYTES);
@@ -57,7 +57,7 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(
     let handshake = builder(&core.limits, sizes).handshake(Watched::new(socket, watch.clone()));
     match tokio::time::timeout(Duration::from_millis(core.limits.handshake_ms), handshake).await {
         Ok(Ok(h2)) => {
-            let mut connection = Connection::new(h2, core.clone(), link, watch, sizes, names);
+            let mut connection = Connection::new(h2, core.clone(), link, watch, sizes, shown);
             poll_fn(|cx| connection.poll(cx)).await;
         }
         Ok(Err(_)) => {}
@@ -76,8 +76,8 @@ pub async fn serve_tls<T: AsyncRead + AsyncWrite + Unpin>(
     drop(place);
     match accepted {
         Ok(Ok(stream)) => {
-            let names = tls::names(stream.get_ref().1);
-            serve(stream, core, link, registered, names).await;
+            let shown = tls::shown(stream.get_ref().1);
+            serve(stream, core, link, registered, shown).await;
         }
         Ok(Err(why)) => core.handshake_failed(&link, &why),
         Err(_) => {
@@ -128,8 +128,9 @@ struct Connection<T> {
     watch: Arc<Watch>,
     sizes: WindowSizes,
     calls: HashMap<u32, Call>,
-    /// In the client's certificate.
-    names: Arc<[String]>,
+    shown: Arc<Shown>,
+    /// Python was asked who calls.
+    asked: bool,
     callers: Callers,
     /// Calls that wait for room.
     waiting: u32,
@@ -152,13 +153,14 @@ struct Connection<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     fn new(
         mut h2: h2::server::Connection<Watched<T>, Answer>, core: Arc<Core>, link: Arc<Link>, watch: Arc<Watch>,
-        sizes: WindowSizes, names: Vec<String>,
+        sizes: WindowSizes, shown: Shown,
     ) -> Self {
         Connection {
             asker: link.clone(),
             sizes,
             calls: HashMap::new(),
-            names: names.into(),
+            shown: shown.into(),
+            asked: false,
             callers: Callers::default(),
             waiting: 0,
             last: 0,
@@ -244,6 +246,11 @@ impl<T> Drop for Connection<T> {
             if call.method.shape == Shape::Stream {
                 self.core.remove_stream(token);
             }
+        }
+        if self.asked {
+            let of = Question::left(self.link.peer.clone(), self.link.listener.name.clone());
+            let event = Event::of(self.link.token(0), Kind::Left);
+            self.core.inbox.put_event(Event { question: Some(Box::new(of)), ..event });
         }
     }
 }

@@ -72,9 +72,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     /// Python finds out who calls, and sends mail.
-    fn ask(&self, question: u32, credentials: Credentials) {
+    fn ask(&mut self, question: u32, credentials: Credentials) {
+        self.asked = true;
         let (peer, listener) = (self.link.peer.clone(), self.link.listener.name.clone());
-        let asked = Question { peer, listener, names: self.names.clone(), credentials };
+        let asked = Question { peer, listener, shown: self.shown.clone(), credentials };
         let event = Event::of(self.link.token(question), Kind::Identify);
         self.core.inbox.put_event(Event { question: Some(Box::new(asked)), ..event });
     }

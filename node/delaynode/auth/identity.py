@@ -54,9 +54,15 @@ ANONYMOUS = Identity("anonymous", IdentityKind.ANONYMOUS)
 class Identities(Protocol):
     """Finds out who calls. Owned by the event loop."""
 
-    async def resolve(self, listener: str, certificate_names: tuple[str, ...], authorization: str | None) -> Identity:
+    async def resolve(
+        self,
+        listener: str,
+        certificate_names: tuple[str, ...],
+        authorization: str | None,
+        certificate_ends_ms: int | None = None,
+    ) -> Identity:
         """The identity of what came by that listener, with the names in its verified certificate (URI SANs as they are,
-        DNS SANs as `dns:NAME`) and the value of its `authorization` metadata.
+        DNS SANs as `dns:NAME`), when that ends, Unix time, and the value of its `authorization` metadata.
 
         Asked once a connection and distinct `authorization`: the answer holds until it expires. Raises Refused
         UNAUTHENTICATED, which says what is wrong, and NOT_SERVING while that can't be known.
@@ -66,7 +72,13 @@ class Identities(Protocol):
 class NoIdentities:
     """The Identities of a node that asks nobody who they are."""
 
-    async def resolve(self, listener: str, certificate_names: tuple[str, ...], authorization: str | None) -> Identity:
+    async def resolve(
+        self,
+        listener: str,
+        certificate_names: tuple[str, ...],
+        authorization: str | None,
+        certificate_ends_ms: int | None = None,
+    ) -> Identity:
         return ANONYMOUS
 
 
@@ -85,4 +97,4 @@ def forwarded_caller(peer: Identity, principal: str | None) -> Identity:
         raise Refused(
             "BAD_REQUEST", f"{PRINCIPAL} has {len(principal):,} characters; allowed: 1 to {MAX_PRINCIPAL_CHARS}"
         )
-    return Identity(principal, IdentityKind.FORWARDED)
+    return Identity(principal, IdentityKind.FORWARDED, peer.expires_ms)

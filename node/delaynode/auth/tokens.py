@@ -120,7 +120,7 @@ class TokenVerifier:
         if not hmac.compare_digest(static.sha256, digest.hex()):
             raise TokenRefused("unknown", "the token is none of this cluster's")
         if static.expires_ms is not None and static.expires_ms <= self._wall_ms():
-            raise TokenRefused("expired", f"token {static.name} has expired at {_time(static.expires_ms)}")
+            raise TokenRefused("expired", f"token {static.name} has expired at {time_text(static.expires_ms)}")
         return Identity(f"token:{static.name}", IdentityKind.TOKEN, static.expires_ms, credential=credential_of(static))
 
     # ------------------------------------------------------------ signed tokens
@@ -273,12 +273,12 @@ def _expiry_ms(claims: Mapping[str, Any]) -> int:
 
 def _claimed(claims: Mapping[str, Any], name: str) -> str:
     try:
-        return _time(int(float(claims[name]) * 1_000))
+        return time_text(int(float(claims[name]) * 1_000))
     except (KeyError, TypeError, ValueError, OverflowError):
         return "no time that can be read"
 
 
-def _time(wall_ms: int) -> str:
+def time_text(wall_ms: int) -> str:
     try:
         return datetime.fromtimestamp(wall_ms // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
 
+from cryptography import x509
+
 from delaynode.auth.identity import Identities, Identity, IdentityKind, forwarded_caller
 from delaynode.server.listeners import Listener
 from delaynode.store.errors import Refused
@@ -34,12 +36,13 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is known of a caller: names in its verified certificate, and its call's metadata; principal: in the form of
-    a URL's part, as metadata takes ASCII alone."""
+    """What is known of a caller: names in its verified certificate, when that ends, Unix time, and its call's metadata;
+    principal: in the form of a URL's part, as metadata takes ASCII alone."""
 
     names: tuple[str, ...]
     authorization: str | None
     principal: str | None
+    ends_ms: int | None = None
 
 
 class Callers:
@@ -54,7 +57,7 @@ class Callers:
         """Raises Refused."""
         try:
             async with asyncio.timeout(RESOLVE_SECONDS):
-                found = await self._identities.resolve(listener, said.names, said.authorization)
+                found = await self._identities.resolve(listener, said.names, said.authorization, said.ends_ms)
         except TimeoutError:
             raise Refused(
                 "NOT_SERVING", f"who calls was not found out within {RESOLVE_SECONDS:.0f} s", retry_after_ms=1_000
@@ -79,6 +82,13 @@ class Callers:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return found
+
+
+@lru_cache(maxsize=1_024)
+def ends_ms(certificate: bytes) -> int:
+    """When it does, Unix time. certificate: DER, or PEM."""
+    load = x509.load_pem_x509_certificate if certificate.startswith(b"-----") else x509.load_der_x509_certificate
+    return int(load(certificate).not_valid_after_utc.timestamp() * 1_000)
 
 
 @lru_cache(maxsize=MAX_KEPT)

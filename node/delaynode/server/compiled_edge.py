@@ -18,7 +18,7 @@ from delaynode.config import NodeConfig
 from delaynode.limits.budget import BUSY_RETRY_MS
 from delaynode.limits.flow import Flow
 from delaynode.replication.transport.until import wait_until
-from delaynode.server.callers import Callers, Said
+from delaynode.server.callers import Callers, Said, ends_ms
 from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
@@ -173,7 +173,8 @@ class CompiledEdge:
         assert self._edge is not None
         assert event.listener is not None
         try:
-            said = Said(tuple(event.names), event.authorization, event.principal)
+            ends = None if event.certificate is None else ends_ms(event.certificate)
+            said = Said(tuple(event.names), event.authorization, event.principal, ends)
             found = await self._callers.find(event.listener, said)
             self._edge.identify(event.token, found.identity, found.seconds_left(), forwards=found.forwards)
         except Exception as error:

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from delaynode.auth.identity import ANONYMOUS, PRINCIPAL, Identity
 from delaynode.limits.budget import Answers, Hold
 from delaynode.limits.flow import Flow
-from delaynode.server.callers import Caller, Callers, Said
+from delaynode.server.callers import Caller, Callers, Said, ends_ms
 from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import FORWARDED, ForwardedError
 from delaynode.server.health import HEALTH_SERVICE, Health
@@ -173,7 +173,9 @@ class GrpcCallers:
         proved = context.auth_context()
         names = (name.decode() for name in proved.get("peer_uri", ()))
         names_of_hosts = (f"dns:{name.decode()}" for name in proved.get("peer_dns", ()))
-        said = Said((*names, *names_of_hosts), metadata.get("authorization"), metadata.get(PRINCIPAL))
+        shown = proved.get("x509_pem_cert")
+        ends = ends_ms(shown[0]) if shown else None
+        said = Said((*names, *names_of_hosts), metadata.get("authorization"), metadata.get(PRINCIPAL), ends)
         return await self._callers.find_kept(self.listener, context.peer(), said)
 
 

@@ -1,7 +1,8 @@
 """All certificates and both CAs of a local cluster with TLS replaced under load, as cert-manager would do it.
 
-First new leaves of the old CAs, then the three steps of a new CA: trusted beside the old one; new leaves of it; the old
-one taken away. Clients by token and by certificate change their files in the same steps.
+The three steps of a new CA: trusted beside the old one; new leaves of it; the old one taken away. In the first, the old
+CAs issue leaves once more, which expire in the last. Clients by token and by certificate change their files in the same
+steps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from delayapi.certificates import LOOK_SECONDS
@@ -23,9 +25,14 @@ from tests.security.authority import Authority, write
 from tests.serve.support.client import poll
 
 SETTLE_SECONDS = LOOK_SECONDS + LOOK_S + 0.5  # until nodes and clients have looked
-AGE_SECONDS = 4  # of a connection: all are made anew in each step
-OPTIONS = ("--connection-age-seconds", str(AGE_SECONDS))
+SHORT, LONG = timedelta(seconds=2 * SETTLE_SECONDS + 2), timedelta(days=90)
+AGE_SECONDS = 4
 NODE = f"{CLUSTER_URI}/role/node"
+
+
+def options(number: int, _: str) -> tuple[str, ...]:
+    """Of a node: the first has its connections made anew all the time; those of the others last, and expire."""
+    return () if number else ("--connection-age-seconds", str(AGE_SECONDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +51,11 @@ class Rotation:
         self._old = Authority.read(security / "ca"), Authority.read(security / "peer-ca")
         self._new = Authority("next"), Authority("next peers")
         both = tuple(old.pem + new.pem for old, new in zip(self._old, self._new, strict=True))
-        old, new = (tuple(one.pem for one in cas) for cas in (self._old, self._new))
+        new = tuple(one.pem for one in self._new)
         self.steps = (
-            Step("new leaves", lambda: self._issue(self._old, old)),
-            Step("new CAs beside the old ones", lambda: self._trust(both)),
-            Step("leaves of the new CAs", lambda: self._issue(self._new, both)),
-            Step("the old CAs gone", lambda: self._trust(new)),
+            Step("short-lived leaves, new CAs beside the old ones", lambda: self._issue(self._old, both, SHORT)),
+            Step("leaves of the new CAs", lambda: self._issue(self._new, both, LONG)),
+            Step("the old CAs gone, the old leaves about to expire", lambda: self._trust(new)),
         )
 
     def _trust(self, roots: tuple[bytes, ...]) -> None:
@@ -61,12 +67,13 @@ class Rotation:
         for directory in (keys.peers, keys.operator):
             write(directory, None, peers)
 
-    def _issue(self, by: tuple[Authority, ...], roots: tuple[bytes, ...]) -> None:
+    def _issue(self, by: tuple[Authority, ...], roots: tuple[bytes, ...], ends: timedelta) -> None:
         (ca, peer_ca), (clients, peers), keys = by, roots, self._keys
-        write(keys.server, ca.issue(NODE, SERVER_NAME), clients)
-        write(keys.admin, ca.issue(ADMIN_URI), clients)
-        write(keys.peers, peer_ca.issue(NODE, SERVER_NAME), peers)
-        write(keys.operator, peer_ca.issue(f"{CLUSTER_URI}/role/operator"), peers)
+        self._trust(roots)
+        write(keys.server, ca.issue(NODE, SERVER_NAME, ends=ends), clients)
+        write(keys.admin, ca.issue(ADMIN_URI, ends=ends), clients)
+        write(keys.peers, peer_ca.issue(NODE, SERVER_NAME, ends=ends), peers)
+        write(keys.operator, peer_ca.issue(f"{CLUSTER_URI}/role/operator", ends=ends), peers)
 
     def check_done(self) -> None:
         """Every listener shows a leaf of the new CA, and takes no certificate of the old one any more."""
@@ -99,10 +106,10 @@ def shakes(port: int, ca: Authority, own: Path) -> str:
         return str(error) or type(error).__name__
 
 
-def rotate(cluster: FaultCluster, say: Callable[[str], None], *, leaves: bool = True) -> None:
-    """All steps, and that they were taken. leaves: new ones of the old CAs first."""
+def rotate(cluster: FaultCluster, say: Callable[[str], None]) -> None:
+    """All steps, and that they were taken."""
     rotation = Rotation(cluster)
-    for step in rotation.steps[0 if leaves else 1 :]:
+    for step in rotation.steps:
         step.take()
         say(step.name)
         time.sleep(SETTLE_SECONDS)

@@ -42,7 +42,9 @@ class Known:
         self.expires_s: float | None = None
         self.hangs = False
 
-    async def resolve(self, listener: str, names: tuple[str, ...], authorization: str | None) -> Identity:
+    async def resolve(
+        self, listener: str, names: tuple[str, ...], authorization: str | None, ends_ms: int | None = None
+    ) -> Identity:
         self.asked.append((listener, names, authorization))
         if self.hangs:
             await asyncio.Event().wait()

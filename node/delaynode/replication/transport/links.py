@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import random
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ Lookup = Callable[[str], Address | None]
 BACKLOG = 128  # connections that wait to be accepted
 MAX_UNIDENTIFIED = 128  # connections at once that have not said hello yet
 QUIET_SECONDS = 60.0
+RENEW_MS = 600_000  # before certificates expire, links are made anew
 FULL_SECONDS = 1.0  # after which accepting is tried again when this process can open no more files
 
 
@@ -204,6 +206,17 @@ class Links:
     def _check_links(self) -> None:
         self._looking = asyncio.get_running_loop().call_later(self.times.address_check, self._check_links)
         self.addresses_changed()
+        self._check_certificates()
+
+    def _check_certificates(self) -> None:
+        """Links end with their certificates. Those that this node has made are made anew before, by newer ones."""
+        if self.security is None:
+            return
+        now_ms = self.security.wall_ms()
+        for link in self._links.values():
+            link.renew(now_ms)
+        for origin in [one for one in self.accepted if one.ends_ms is not None and one.ends_ms <= now_ms]:
+            origin.wire.close("a certificate of this link has expired", BAD_INPUT)
 
     # ------------------------------------------------------------ who connects to this node
     def _accept(self) -> None:
@@ -237,12 +250,14 @@ class Links:
     async def _begin(self, security: LinkSecurity, sock: socket.socket, address: str) -> None:
         """TLS or plain text, as the first byte says."""
         nodes: frozenset[str] | None = None
+        ends_ms: int | None = None
         try:
             async with asyncio.timeout(self.times.hello):
                 await ready(sock)
                 first = sock.recv(1, socket.MSG_PEEK)
                 if first == HANDSHAKE:
-                    sock, nodes = await security.tls.secure(sock, server=True)
+                    secured = await security.tls.secure(sock, server=True)
+                    sock, nodes, ends_ms = secured.sock, secured.nodes, secured.ends_ms
                 elif first and security.required:
                     sock.recv(HELLO_BYTES)
                     sock.send(encode_answer(WIRE.least, "this node takes TLS alone"))
@@ -257,7 +272,7 @@ class Links:
             sock.close()
             raise
         else:
-            self.accepted.add(PeerOrigin(self, sock, address, nodes))
+            self.accepted.add(PeerOrigin(self, sock, address, nodes, ends_ms))
         finally:
             self.unidentified -= 1
 
@@ -285,6 +300,16 @@ class Links:
                 wire.close("the handler failed")
 
 
+def renewal_ms(now_ms: int, ends_ms: int, lot: float) -> int:
+    """When to make a link anew whose certificates expire at `ends_ms`, Unix time: RENEW_MS before, of short-lived ones
+    in the last quarter. Where there are no newer ones by then, it is tried again in the last quarter of what is left.
+
+    lot: 0 to 1, so that a node's links, which have one certificate, are not all made anew at once.
+    """
+    lead_ms = min(RENEW_MS, max(0, ends_ms - now_ms) // 4)
+    return ends_ms - lead_ms + int(lead_ms * lot / 2)
+
+
 def tune(sock: socket.socket, times: LinkTimes) -> None:
     """What every connection is set to. With a user timeout, it also ends what keepalive has found dead."""
     sock.setblocking(False)
@@ -299,9 +324,17 @@ def tune(sock: socket.socket, times: LinkTimes) -> None:
 class PeerOrigin:
     """A connection that another node has made; an Origin once it has said hello."""
 
-    def __init__(self, links: Links, sock: socket.socket, peer: str, nodes: frozenset[str] | None = None) -> None:
-        """nodes: which ones the certificate is of; empty: any; None: it has come without TLS."""
-        self._links = links
+    def __init__(
+        self,
+        links: Links,
+        sock: socket.socket,
+        peer: str,
+        nodes: frozenset[str] | None = None,
+        ends_ms: int | None = None,
+    ) -> None:
+        """nodes: which ones the certificate is of; empty: any; None: it has come without TLS. ends_ms: when its
+        certificates expire, Unix time."""
+        self._links, self.ends_ms = links, ends_ms
         self._peer, self._nodes = peer, nodes
         self.node = ""
         self.incarnation = ""
@@ -383,6 +416,7 @@ class _Link:
         self.node = node
         self.target: Address | None = None
         self._key: HeartbeatKey | None = None  # that the hello has
+        self._renew_ms: int | None = None  # when to make it anew, as its certificates expire; Unix time
         self.wire: Wire | None = None  # None while connecting, and between attempts
         self.version = 0  # of the wire, as of the last answer
         self.up = False
@@ -401,6 +435,12 @@ class _Link:
             self.wire.close(reason)
         elif self._connecting:
             self._deadline.reschedule(0)
+
+    def renew(self, now_ms: int) -> None:
+        """Make it anew, if it is time."""
+        if self._renew_ms is not None and self._renew_ms <= now_ms:
+            self._renew_ms = None
+            self.reconnect("its certificates expire")
 
     async def _keep(self) -> None:
         loop, times = asyncio.get_running_loop(), self._links.times
@@ -440,8 +480,8 @@ class _Link:
         tls = security.tls if security is not None and (security.required or (security.dials and target.tls)) else None
         if tls is not None and not target.tls:
             return "its lease offers no TLS on its peer port, and this node takes TLS alone"
-        self._key = None
-        sock = socket.socket(family_of(host), socket.SOCK_STREAM)
+        self._key = self._renew_ms = None
+        sock: socket.socket = socket.socket(family_of(host), socket.SOCK_STREAM)
         try:
             tune(sock, links.times)
             self._connecting = True
@@ -449,9 +489,12 @@ class _Link:
                 await loop.sock_connect(sock, (host, port))
             if tls is not None:
                 async with asyncio.timeout(links.times.hello) as self._deadline:
-                    sock, nodes = await tls.secure(sock, server=False)
+                    secured = await tls.secure(sock, server=False)
+                sock, nodes = secured.sock, secured.nodes
                 if nodes and self.node not in nodes:
                     raise NotSecured(f"its certificate is of node {', '.join(sorted(nodes))}, not {self.node!r}")
+                assert security is not None
+                self._renew_ms = renewal_ms(security.wall_ms(), secured.ends_ms, random.random())
                 self._key = HeartbeatKey.new()
                 hello = replace(hello, heartbeat_key=self._key.encode())
         except OSError as error:  # TimeoutError is one

@@ -1,7 +1,8 @@
 """TLS between nodes: TLS 1.3, both ends with a certificate of this cluster's nodes, ECDSA on P-256.
 
-A link uses the certificates that are the newest when it is made, and stays up when they are replaced. Handshakes run
-in one thread of their own: the event loop does no arithmetic for those who are not known yet.
+A link uses the certificates that are the newest when it is made, and stays up when they are replaced. It ends when the
+first of its two certificates expires; some time before, its dialler makes it anew (links.py). Handshakes run in one
+thread of their own: the event loop does no arithmetic for those who are not known yet.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from delayapi.certificates import Certificates, names_of
 
+from delaynode.clock import wall_ms
 from delaynode.replication.heartbeat_guard import HeartbeatGuard
 
 HANDSHAKE = b"\x16"  # the first byte that a TLS client sends; a plain hello begins with "D"
@@ -33,6 +35,16 @@ class _Contexts:
     of: Certificates
     server: ssl.SSLContext
     client: ssl.SSLContext
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredSocket:
+    """nodes: which ones the other end's certificate is of; empty: of any of the cluster. ends_ms: when the first of
+    both ends' certificates expires, Unix time."""
+
+    sock: ssl.SSLSocket
+    nodes: frozenset[str]
+    ends_ms: int
 
 
 class PeerTls:
@@ -53,15 +65,17 @@ class PeerTls:
         found = self._current()
         return found is not None and bool(found.roots_pem) and bool(self._cluster_uri())
 
-    async def secure(self, sock: socket.socket, *, server: bool) -> tuple[ssl.SSLSocket, frozenset[str]]:
-        """Shake hands on a connected socket that does not block, and say which nodes the other end's certificate is of;
-        empty: of any of the cluster. Raises OSError. The caller bounds the time, and closes `sock` when this raises."""
+    async def secure(self, sock: socket.socket, *, server: bool) -> SecuredSocket:
+        """Shake hands on a connected socket that does not block. Raises OSError. The caller bounds the time, and closes
+        `sock` when this raises."""
         contexts = self._newest()
         context = contexts.server if server else contexts.client
         secured = context.wrap_socket(sock, server_side=server, do_handshake_on_connect=False)
         try:
             await self._shake_hands(secured)
-            return secured, self._nodes(secured)
+            certificate = _shown(secured)
+            ends_ms = min(contexts.of.not_after_ms, int(certificate.not_valid_after_utc.timestamp() * 1_000))
+            return SecuredSocket(secured, self._nodes(certificate), ends_ms)
         except BaseException:
             secured.close()
             raise
@@ -80,11 +94,8 @@ class PeerTls:
                 return
             await ready(secured, write=wants == ssl.SSL_ERROR_WANT_WRITE)
 
-    def _nodes(self, secured: ssl.SSLSocket) -> frozenset[str]:
+    def _nodes(self, certificate: x509.Certificate) -> frozenset[str]:
         """Raises NotSecured."""
-        data = secured.getpeercert(binary_form=True)
-        assert data is not None, "a certificate is asked for"
-        certificate = x509.load_der_x509_certificate(data)
         key, names = certificate.public_key(), names_of(certificate)
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise NotSecured("its certificate's key is not ECDSA on P-256")
@@ -109,12 +120,13 @@ class PeerTls:
 @dataclass(frozen=True, slots=True)
 class LinkSecurity:
     """How links are secured. required: plain text is neither taken nor dialled. dials: TLS is dialled where the other
-    node's lease offers it. guard: gets a key by each TLS link."""
+    node's lease offers it. guard: gets a key by each TLS link. wall_ms: Unix time, by which certificates expire."""
 
     tls: PeerTls
     required: bool
     dials: bool
     guard: HeartbeatGuard
+    wall_ms: Callable[[], int] = wall_ms
 
 
 async def ready(sock: socket.socket, *, write: bool = False) -> None:
@@ -127,6 +139,13 @@ async def ready(sock: socket.socket, *, write: bool = False) -> None:
         await waiting
     finally:
         remove(sock)
+
+
+def _shown(secured: ssl.SSLSocket) -> x509.Certificate:
+    """The other end's."""
+    data = secured.getpeercert(binary_form=True)
+    assert data is not None, "a certificate is asked for"
+    return x509.load_der_x509_certificate(data)
 
 
 def _step(secured: ssl.SSLSocket) -> int | None:
