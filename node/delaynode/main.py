@@ -8,7 +8,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typing import Any
 # are for RSA keys, which no listener has. The suites of TLS 1.3 are always there.
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 
+from delayapi.address import split
 from delayapi.events import EventLog, take_library_records
 from delayapi.log_levels import LogLevel
 from delayregistry.port import RegistryError
@@ -23,7 +25,7 @@ from delayregistry.port import RegistryError
 from delaynode import config as configuration
 from delaynode.auth.api_server import KubeApiServer
 from delaynode.config import NodeConfig
-from delaynode.limits.connections import raise_file_limit
+from delaynode.limits.connections import address_of, raise_file_limit, received
 from delaynode.loop import new_loop
 from delaynode.memory import tune_allocator
 from delaynode.node.node import Node, ReleaseTooOld, open_registry
@@ -37,6 +39,7 @@ from delaynode.server.listeners import listeners_of
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
 from delaynode.server.replica_status import ReplicationService
 from delaynode.server.service import DelayService
+from delaynode.server.user_connections import ClientConnection, UserConnections
 
 STATE_SECONDS = 0.2
 CALLS_END_SECONDS = 1.0
@@ -158,12 +161,22 @@ def _edge(node: Node, service: DelayService, services: Mapping[str, Methods]) ->
     config = node.config
     node.log("edge", kind=config.edge)
     listeners = listeners_of(config, node.certificates)
-    callers = Callers(node.security.identities(), listeners)
+    users = UserConnections(
+        node.security.rights, node.metrics, partial(_alive, config) if config.edge == "grpcio" else None
+    )
+    callers = Callers(node.security.identities(), listeners, users)
     if config.edge == "grpcio":
         return GrpcEdge(config.max_connections, node.flow, services, listeners, callers)
     rows, enqueue = RowCalls(service.dispatch), f"/{SERVICE}/Enqueue"
     stream = f"/{SERVICE}/EnqueueStream"
     return CompiledEdge(config, node.flow, rows, enqueue, stream, services, listeners, callers, node.log)
+
+
+async def _alive(config: NodeConfig, held: Collection[ClientConnection]) -> set[ClientConnection]:
+    """Of these connections, those that there are still: gRPC does not tell of their ends."""
+    ports = {split(one.listen)[1] for one in config.listeners}
+    found = await asyncio.get_running_loop().run_in_executor(None, received, ports)
+    return {connection for connection in held if address_of(connection[1]) in found}
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -119,11 +119,12 @@ class AccessRule:
 
 @dataclass(frozen=True, slots=True)
 class UserQuotas:
-    """What a user may send to each node; None: no limit of its own. A message that waits has no owner: pending
-    messages and bytes are quotas of topics."""
+    """What a user may send to each node, and its connections there; None: no limit of its own. A message that waits has
+    no owner: pending messages and bytes are quotas of topics."""
 
     enqueue_per_second: int | None = None  # messages
     enqueue_bytes_per_second: int | None = None
+    connections: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -134,6 +134,7 @@ BAD: list[Json] = [
     {"tokens": [{"sha256": SHA, "expiresAt": "tomorrow"}]},
     {"quotas": {"enqueuePerSecond": 0}},
     {"quotas": {"enqueueBytesPerSecond": "much"}},
+    {"quotas": {"connections": 0}},
     {"quotas": {"enqueueBytesPerSecond": "999999999P"}},
 ]
 
@@ -169,14 +170,16 @@ def test_what_a_user_is_known_by_is_the_principal_that_nodes_verify() -> None:
         serviceAccounts=[{"name": "till"}, {"namespace": "cash", "name": "desk"}],
         oidc=[{"issuer": "https://login.example.com", "subject": "42"}],
         tokens=[{"sha256": SHA, "expiresAt": "1970-01-01T01:00:00+01:00"}, {"sha256": "cd" * 32}],
-        quotas={"enqueuePerSecond": 5, "enqueueBytesPerSecond": "2Ki"},
+        quotas={"enqueuePerSecond": 5, "enqueueBytesPerSecond": "2Ki", "connections": 7},
     )
     spec = read_document(compile_users([body], BASE).text)
     assert {it.principal for it in spec.users} == {
         "spiffe://shop/till", "dns:till.shop", "system:serviceaccount:shop:till", "system:serviceaccount:cash:desk",
         "oidc:https://login.example.com#42", "token:till",
     }  # fmt: skip
-    assert {it.quotas for it in spec.users} == {UserQuotas(enqueue_per_second=5, enqueue_bytes_per_second=2048)}
+    assert {it.quotas for it in spec.users} == {
+        UserQuotas(enqueue_per_second=5, enqueue_bytes_per_second=2048, connections=7)
+    }
     assert {(it.name, it.sha256, it.expires_ms) for it in spec.tokens} == {("till", SHA, 0), ("till", "cd" * 32, None)}
 
 

@@ -46,7 +46,7 @@ users = st.builds(
     SecurityUser,
     principal=principals,
     rules=st.lists(rules, max_size=3).map(tuple),
-    quotas=st.none() | st.builds(UserQuotas, limits, limits),
+    quotas=st.none() | st.builds(UserQuotas, limits, limits, limits),
 )
 issuers = st.builds(
     TokenIssuer,
@@ -203,6 +203,8 @@ def test_what_is_too_much_is_refused() -> None:
         SecuritySpec(OFF, users=tuple(SecurityUser(f"token:{i}") for i in range(10_001)))
     with pytest.raises(BadSpec, match="enqueue_per_second is 0; allowed: 1 to"):
         UserQuotas(enqueue_per_second=0)
+    with pytest.raises(BadSpec, match="connections is 0; allowed: 1 to"):
+        UserQuotas(connections=0)
     with pytest.raises(BadSpec, match="has quotas; those are of one principal"):
         SecurityUser("group:shop", quotas=UserQuotas(enqueue_per_second=1))
     with pytest.raises(BadSpec, match="64 of 0-9"):

@@ -15,6 +15,7 @@ from cryptography import x509
 
 from delaynode.auth.identity import Identities, Identity, IdentityKind, forwarded_caller
 from delaynode.server.listeners import Listener
+from delaynode.server.user_connections import UserConnections
 from delaynode.store.errors import Refused
 
 RESOLVE_SECONDS = 10.0
@@ -48,8 +49,11 @@ class Said:
 class Callers:
     """Owned by the event loop."""
 
-    def __init__(self, identities: Identities, listeners: Sequence[Listener]) -> None:
-        self._identities = identities
+    def __init__(
+        self, identities: Identities, listeners: Sequence[Listener], connections: UserConnections | None = None
+    ) -> None:
+        """connections: asked of each caller. None: nobody has a quota of them."""
+        self._identities, self._connections = identities, connections
         self._peer_listeners = {one.name for one in listeners if one.config.authentication == "peer"}
         self._kept: OrderedDict[tuple[str, str, tuple[str, ...], bytes], Caller] = OrderedDict()
 
@@ -68,6 +72,16 @@ class Callers:
             found = forwarded_caller(found, unquote(said.principal))
             return Caller(_same(found), forwards=True)
         return Caller(_same(found), forwards=found.role == "node")
+
+    async def admit(self, caller: Caller, listener: str, peer: str) -> None:
+        """Count the connection as the caller's. Raises Refused QUOTA."""
+        if self._connections is not None:
+            await self._connections.admit(caller.identity, (listener, peer))
+
+    def left(self, listener: str, peer: str) -> None:
+        """The connection has ended."""
+        if self._connections is not None:
+            self._connections.left((listener, peer))
 
     async def find_kept(self, listener: str, peer: str, said: Said) -> Caller:
         """find(), once for each connection as long as the answer holds. peer: names the connection. Raises Refused."""

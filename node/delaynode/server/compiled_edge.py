@@ -65,7 +65,7 @@ class CompiledEdge:
             for name, serve_stream in methods.streams.items():
                 self._streams[f"/{service}/{name}"] = serve_stream
         self._calls: dict[int, _Call] = {}
-        self._identifying: set[asyncio.Task[None]] = set()
+        self._identifying: dict[tuple[str, str], set[asyncio.Task[None]]] = {}  # by listener and peer
         self._edge: Edge | None = None
 
     async def start(self) -> None:
@@ -131,8 +131,9 @@ class CompiledEdge:
             await wait_until(lambda: not edge.figures()["connections"] or loop.time() >= ends, 0.01)
         finally:
             loop.remove_reader(edge.fileno())
-            for identifying in self._identifying:
-                identifying.cancel()
+            for tasks in self._identifying.values():
+                for identifying in tasks:
+                    identifying.cancel()
             cancelled = [task for call in self._calls.values() if (task := call.gone()) is not None]
             await self._rows.close()
             if cancelled:
@@ -160,13 +161,34 @@ class CompiledEdge:
         if event.kind == "call":
             self._begin(event)
         elif event.kind == "identify":
-            task = asyncio.create_task(self._identify(event))
-            self._identifying.add(task)
-            task.add_done_callback(self._identifying.discard)
+            self._track(asyncio.create_task(self._identify(event)), event)
+        elif event.kind == "left":
+            self._track(asyncio.create_task(self._left(event)), event)
         elif event.kind == "failed":
             self._log("handshake-failed", reason=event.reason)
         elif event.token in self._calls:
             self._calls[event.token].on_event(event)
+
+    def _track(self, task: asyncio.Task[None], event: Event) -> None:
+        """Keep what is done about a connection, in order."""
+        connection = event.listener or "", event.peer or ""
+        tasks = self._identifying.setdefault(connection, set())
+        tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not tasks and self._identifying.get(connection) is tasks:
+                del self._identifying[connection]
+
+        task.add_done_callback(done)
+
+    async def _left(self, event: Event) -> None:
+        """The connection has ended: it is nobody's, once those are known who were asked for."""
+        listener, peer = event.listener or "", event.peer or ""
+        me = asyncio.current_task()
+        if others := [one for one in self._identifying.get((listener, peer), ()) if one is not me]:
+            await asyncio.wait(others)
+        self._callers.left(listener, peer)
 
     async def _identify(self, event: Event) -> None:
         """Find out who calls: what has come of it waits."""
@@ -176,6 +198,7 @@ class CompiledEdge:
             ends = None if event.certificate is None else ends_ms(event.certificate)
             said = Said(tuple(event.names), event.authorization, event.principal, ends)
             found = await self._callers.find(event.listener, said)
+            await self._callers.admit(found, event.listener, event.peer or "")
             self._edge.identify(event.token, found.identity, found.seconds_left(), forwards=found.forwards)
         except Exception as error:
             status = _status(error) if isinstance(error, Refused) else _fault(error)

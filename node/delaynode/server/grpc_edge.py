@@ -176,7 +176,10 @@ class GrpcCallers:
         shown = proved.get("x509_pem_cert")
         ends = ends_ms(shown[0]) if shown else None
         said = Said((*names, *names_of_hosts), metadata.get("authorization"), metadata.get(PRINCIPAL), ends)
-        return await self._callers.find_kept(self.listener, context.peer(), said)
+        peer = context.peer()
+        found = await self._callers.find_kept(self.listener, peer, said)
+        await self._callers.admit(found, self.listener, peer)
+        return found
 
 
 def _report(watching: asyncio.Task[None]) -> None:

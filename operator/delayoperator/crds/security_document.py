@@ -160,7 +160,7 @@ def _quotas(spec: DelayUserSpec) -> UserQuotas | None:
     if found is None:
         return None
     size = None if found.enqueue_bytes_per_second is None else whole_bytes(found.enqueue_bytes_per_second)
-    return UserQuotas(found.enqueue_per_second, size)
+    return UserQuotas(found.enqueue_per_second, size, found.connections)
 
 
 def _ms(time: str | None) -> int | None:

@@ -116,10 +116,17 @@ class UserRule(Model):
 
 
 class UserQuotasModel(Model):
-    """What each of its principals may send to each node; absent: no limit of its own."""
+    """What each of its principals may send to each node, and have there; absent: no limit of its own."""
 
     enqueue_per_second: Int | None = Field(None, ge=1, le=MAX_QUOTA, description="Messages a second.")
     enqueue_bytes_per_second: Quantity | None = Field(None, description="Bytes a second, such as 10Mi.")
+    connections: Int | None = Field(
+        None,
+        ge=1,
+        le=MAX_QUOTA,
+        description="Connections by which it calls. A client has one to each node, and two "
+        "while its certificates change.",
+    )
 
 
 class DelayUserSpec(Model):
@@ -153,7 +160,9 @@ class DelayUserSpec(Model):
     rules: list[UserRule] | None = Field(
         None, max_length=MAX_USER_RULES, description="What it may do; nothing else.", json_schema_extra=ATOMIC
     )
-    quotas: UserQuotasModel | None = Field(None, description="What it may send, for each of its principals.")
+    quotas: UserQuotasModel | None = Field(
+        None, description="What each of its principals may send to each node, and how many connections it may have."
+    )
 
 
 class DelayUserStatus(Model):
