@@ -128,7 +128,7 @@ FROM runtime AS java
 # each authority was added, so `trust` writes one of those in /etc/ssl/certs instead. Logs and ldconfig's cache have times.
 RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && export DEBIAN_FRONTEND=noninteractive \
     && CACERT_UPDATES=disabled apt-get install -y -qq --no-install-recommends \
-        openjdk-17-jre-headless p11-kit p11-kit-modules \
+        openjdk-17-jre-headless libnss-wrapper p11-kit p11-kit-modules \
     && SOURCE_DATE_EPOCH=315619200 trust extract --format=java-cacerts --filter=ca-anchors --purpose=server-auth \
         /etc/ssl/certs/java/cacerts \
     && apt-get purge -y -qq p11-kit p11-kit-modules \

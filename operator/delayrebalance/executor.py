@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from delayrebalance.user_name import name_user
+
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 _ARGUMENTS = {
     "--driver-url": "SPARK_DRIVER_URL",
@@ -53,6 +55,7 @@ def main() -> None:
     except KeyError as error:
         sys.exit(f"executor: {error} is not set: only Spark starts this, in the pods that it makes")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    name_user()
     os.execvp(argv[0], argv)
 
 

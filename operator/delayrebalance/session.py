@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delayrebalance.model import RebalanceError
+from delayrebalance.user_name import name_user
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +36,8 @@ def spark_session(
     from pyspark.sql import SparkSession
 
     from delayrebalance.forecast import source
+
+    name_user()
 
     # Else the workers are whatever `python3` is on the path, without this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
