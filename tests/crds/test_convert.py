@@ -12,7 +12,7 @@ from delayapi.units import DAY_MS
 from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, DesiredSecurity, InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
-from delayoperator.resources.view import NetworkAccess, SecurityMode, TlsSettings
+from delayoperator.resources.view import NetworkAccess, NodeSettings, SecurityMode, ServiceView, TlsSettings
 from delayrebalance.model import RebalanceError, SearchSettings
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Delivery, Durability, TopicQuotas, TopicSpec, TopicType
 from delayregistry.security import IssuerKind, TokenIssuer, Verification
@@ -81,6 +81,22 @@ def test_every_request_arrives() -> None:
                 "imagePullPolicy": "Always",
                 "terminationGracePeriodSeconds": 30,
                 "env": [{"name": "A", "value": "b"}, {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+                "securityContext": {"runAsUser": 7, "seLinuxOptions": {"level": "s0"}},
+                "volumes": [{"name": "keys", "secret": {"secretName": "keys", "items": [{"key": "a"}]}}],
+                "volumeMounts": [{"name": "keys", "mountPath": "/etc/keys", "readOnly": True}],
+                "sidecars": [{"name": "logs", "image": "logs:1", "ports": [{"containerPort": 80}]}],
+                "initContainers": [{"name": "proxy", "restartPolicy": "Always", "env": [{"name": "E", "value": "1"}]}],
+                "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:x"},
+                "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["issuer"]}],
+                "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
+            },
+            settings={
+                "maxConnections": 50, "minFree": "1Gi", "logSegment": "128Mi", "connectionAge": "90m",
+                "windowBudget": 65_536, "unread": "1G",
+            },
+            service={
+                "type": "LoadBalancer", "labels": {"a": "b"}, "annotations": {"c": "d"}, "loadBalancerClass": "x/y",
+                "loadBalancerSourceRanges": ["10.0.0.0/8"], "externalTrafficPolicy": "Local",
             },
             monitoring={"podMonitor": True, "labels": {"release": "prometheus"}},
             networkPolicy={"clients": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}], "monitoring": []},
@@ -131,6 +147,19 @@ def test_every_request_arrives() -> None:
     assert (pod.priority_class, pod.image_pull_secrets, pod.grace_seconds) == ("high", ("pull",), 30)
     assert pod.image_pull_policy == "Always"
     assert [it["name"] for it in pod.env] == ["A", "C"]
+    assert pod.security == {"runAsUser": 7, "seLinuxOptions": {"level": "s0"}}
+    assert pod.volumes == ({"name": "keys", "secret": {"secretName": "keys", "items": [{"key": "a"}]}},)
+    assert pod.volume_mounts == ({"name": "keys", "mountPath": "/etc/keys", "readOnly": True},)
+    assert pod.sidecars == ({"name": "logs", "image": "logs:1", "ports": [{"containerPort": 80}]},)
+    (proxy,) = pod.init_containers
+    assert proxy == {"name": "proxy", "restartPolicy": "Always", "env": [{"name": "E", "value": "1"}]}
+    assert pod.account_annotations == {"eks.amazonaws.com/role-arn": "arn:x"}
+    assert pod.host_aliases == ({"ip": "10.0.0.1", "hostnames": ["issuer"]},)
+    assert pod.dns_config == {"options": [{"name": "ndots", "value": "2"}]}
+    assert made.settings == NodeSettings(50, 1 << 30, 128 << 20, 5_400, 65_536, 10**9)
+    balancer = {"loadBalancerClass": "x/y", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+    type_and_policy = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
+    assert made.service == ServiceView({"a": "b"}, {"c": "d"}, {**type_and_policy, **balancer})
     json.dumps([pod.env, pod.tolerations, pod.topology_spread, pod.affinity])  # plain values, no models, no enums
 
 
@@ -227,7 +256,8 @@ def holes(schema: dict[str, Any], depth: int = 0) -> st.SearchStrategy[Any]:
     elif "enum" in schema:
         good = st.sampled_from(schema["enum"])
     elif schema.get("type") == "integer":
-        good = st.integers(schema.get("minimum", -5), min(schema.get("maximum", 20), 20))
+        least = schema.get("minimum", -5)
+        good = st.integers(least, min(schema.get("maximum", 20), max(least, 20)))
     elif schema.get("type") == "boolean":
         good = st.booleans()
     elif "pattern" in schema:

@@ -10,9 +10,11 @@ from delayoperator.resources import ClusterView, build
 from delayoperator.resources.view import (
     Json,
     NetworkAccess,
+    NodeSettings,
     PodSpec,
     RebalanceJobSpec,
     SecurityMode,
+    ServiceView,
     TlsSettings,
     VolumeRequest,
 )
@@ -55,7 +57,30 @@ PRODUCTION = ClusterView(
         priority_class="important",
         image_pull_secrets=("registry",),
         grace_seconds=120,
+        volumes=({"name": "issuer", "configMap": {"name": "issuer", "optional": False}},),
+        volume_mounts=({"name": "issuer", "mountPath": "/etc/issuer", "readOnly": True},),
+        sidecars=(
+            {
+                "name": "logs", "image": "registry.example.com/logs:1", "ports": [{"containerPort": 9000}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": False}],
+                "livenessProbe": {"tcpSocket": {"port": 9000}, "initialDelaySeconds": 0},
+                "resources": {"limits": {"memory": "1024Mi"}}, "stdin": False,
+            },
+        ),
+        init_containers=(
+            {"name": "proxy", "image": "registry.example.com/proxy:1", "restartPolicy": "Always",
+             "env": [{"name": "EMPTY", "value": ""}]},
+        ),
+        account_annotations={"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/delay"},
+        host_aliases=({"ip": "10.0.0.7", "hostnames": ["issuer.example.com"]},),
+        dns_config={"options": [{"name": "ndots", "value": "2"}]},
         env=({"name": "GRPC_VERBOSITY", "value": "error"}, {"name": "POD_IP", "value": "10.0.0.1"}),
+    ),
+    settings=NodeSettings(max_connections=20_000, min_free_bytes=1 << 30, connection_age_s=1_800),
+    service=ServiceView(
+        labels={"team": "payments"},
+        annotations={"service.beta.kubernetes.io/aws-load-balancer-scheme": "internal"},
+        spec={"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0/8"], "externalTrafficPolicy": "Local"},
     ),
     pod_monitor=True,
     network=NetworkAccess(

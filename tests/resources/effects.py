@@ -54,6 +54,8 @@ EFFECTS: Mapping[str, Effect] = {
     "storage.deleteWithCluster": Effect.OBJECTS,
     "resources": Effect.RESTART,
     "podTemplate": Effect.RESTART,
+    "settings": Effect.RESTART,
+    "service": Effect.OBJECTS,
     "monitoring": Effect.OBJECTS,
     "networkPolicy": Effect.OBJECTS,
     "logLevel": Effect.LIVE,

@@ -51,20 +51,45 @@ def _stateful_set(live: Json) -> None:
         restartPolicy="Always", dnsPolicy="ClusterFirst", schedulerName="default-scheduler",
         serviceAccount=pod["serviceAccountName"],
     )  # fmt: skip
-    for container in pod["containers"]:
-        container.update(
-            terminationMessagePath="/dev/termination-log",
-            terminationMessagePolicy="File",
-        )
-        container.setdefault("imagePullPolicy", "IfNotPresent")
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            container[probe]["successThreshold"] = 1
-            container[probe]["httpGet"]["scheme"] = "HTTP"
-        for variable in container["env"]:
-            variable.get("valueFrom", {}).get("fieldRef", {}).setdefault("apiVersion", "v1")
-            if variable.get("value") == "":
-                del variable["value"]
-        _canonical(container["resources"])
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        _container(container)
+    for volume in pod["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"].setdefault("defaultMode", 420)
+
+
+def _container(container: Json) -> None:
+    container.update(
+        terminationMessagePath="/dev/termination-log",
+        terminationMessagePolicy="File",
+    )
+    container.setdefault("imagePullPolicy", "IfNotPresent")
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if name in container:
+            probe = container[name]
+            for field, default in (("successThreshold", 1), ("timeoutSeconds", 1), ("periodSeconds", 10)):
+                probe[field] = probe.get(field) or default
+            probe.setdefault("failureThreshold", 3)
+            _omit_zeros(probe, "initialDelaySeconds")
+            if "httpGet" in probe:
+                probe["httpGet"]["scheme"] = "HTTP"
+    _omit_zeros(container, "stdin", "stdinOnce", "tty")
+    for port in container.get("ports", ()):
+        port.setdefault("protocol", "TCP")
+    for mount in container.get("volumeMounts", ()):
+        _omit_zeros(mount, "readOnly")
+    for variable in container.get("env", ()):
+        variable.get("valueFrom", {}).get("fieldRef", {}).setdefault("apiVersion", "v1")
+        if variable.get("value") == "":
+            del variable["value"]
+    _canonical(container.setdefault("resources", {}))
+
+
+def _omit_zeros(value: Json, *fields: str) -> None:
+    """Go's omitempty."""
+    for field in fields:
+        if not value.get(field, True):
+            del value[field]
 
 
 def _canonical(resources: Json) -> None:
@@ -77,9 +102,13 @@ def _service(live: Json) -> None:
     spec = live["spec"]
     spec.setdefault("clusterIP", "10.96.0.17")
     spec.update(
-        clusterIPs=[spec["clusterIP"]], type="ClusterIP", sessionAffinity="None", internalTrafficPolicy="Cluster",
+        clusterIPs=[spec["clusterIP"]], sessionAffinity="None", internalTrafficPolicy="Cluster",
         ipFamilies=["IPv4"], ipFamilyPolicy="SingleStack",
     )  # fmt: skip
+    if spec.setdefault("type", "ClusterIP") != "ClusterIP":
+        spec.setdefault("externalTrafficPolicy", "Cluster")
+        for number, port in enumerate(spec["ports"]):
+            port["nodePort"] = 30_000 + number
     live["status"] = {"loadBalancer": {}}
 
 

@@ -124,6 +124,13 @@ def test_executors_are_as_restricted_as_their_driver() -> None:
     assert found["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
 
 
+@pytest.mark.parametrize("given", [{}, {"runAsUser": 2_000}])
+def test_the_job_and_its_executors_run_as_the_nodes_do(given: dict[str, int]) -> None:
+    view = replace(with_job(K8S), pod=replace(MINIMAL.pod, security=given))
+    assert pod(view)["spec"]["securityContext"] == executor(view)["securityContext"] == given
+    assert "runAsUser" not in pod(view)["spec"]["containers"][0]["securityContext"]
+
+
 def test_executors_run_where_their_driver_may_and_pull_its_image_with_the_same_secrets() -> None:
     view = replace(PRODUCTION, rebalance=K8S)
     driver, found = pod(view)["spec"], executor(view)

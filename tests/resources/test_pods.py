@@ -12,16 +12,18 @@ from delayapi.log_levels import LogLevel
 from delaynode import config
 from delaynode.node import node
 from delayoperator.crds import cluster as crd
+from delayoperator.crds import limits
 from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
 from delayoperator.crds.security import SecurityModel
-from delayoperator.resources import ClusterView
+from delayoperator.resources import ClusterView, build, differences
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
-from delayoperator.resources.view import PodSpec, SecurityMode, TlsSettings, VolumeRequest
+from delayoperator.resources.view import NodeSettings, PodSpec, SecurityMode, ServiceView, TlsSettings, VolumeRequest
 from delayregistry.model import BootstrapVolumes, Durability, TopicQuotas
 from pydantic import BaseModel
 
-from tests.resources.clusters import MINIMAL, PRODUCTION, container, pod_spec, stateful_set
+from tests.resources.clusters import MINIMAL, PRODUCTION, container, one, pod_spec, stateful_set
 from tests.resources.effects import EFFECTS, Effect, effect
+from tests.resources.server import served
 
 BOTH = pytest.mark.parametrize("view", [MINIMAL, PRODUCTION], ids=["minimal", "production"])
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
@@ -35,19 +37,93 @@ def test_pods_pass_the_restricted_pod_security_level(view: ClusterView) -> None:
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] != 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for one in pod["containers"]:
-        context = one["securityContext"]
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert "privileged" not in context
-        assert not any("hostPort" in port for port in one["ports"])
+    own = container(view)  # the others are people's own
+    context = own["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert "privileged" not in context
+    assert not any("hostPort" in port for port in own["ports"])
 
 
-@BOTH
-def test_nothing_is_writable_but_the_data_and_a_small_tmp(view: ClusterView) -> None:
-    assert container(view)["securityContext"]["readOnlyRootFilesystem"] is True
-    assert {mount["mountPath"] for mount in container(view)["volumeMounts"]} == {"/data", "/tmp"}
-    assert [volume["emptyDir"]["sizeLimit"] for volume in pod_spec(view)["volumes"]] == ["64Mi"]
+def test_ids_are_ours_unless_the_cluster_or_the_operator_says_otherwise() -> None:
+    """OpenShift's restricted-v2 refuses ids that are not its namespace's own."""
+    assert pod_spec(MINIMAL)["securityContext"]["fsGroup"] == 10_001
+    theirs = {"fsGroupChangePolicy": "OnRootMismatch"}
+    assert pod_spec(replace(MINIMAL, pod_security=theirs))["securityContext"] == theirs
+    for given in ({}, {"runAsUser": 2_000}):
+        view = replace(MINIMAL, pod=PodSpec(security=given), pod_security=theirs)
+        assert pod_spec(view)["securityContext"] == given
+    assert "runAsUser" not in container(MINIMAL)["securityContext"]
+
+
+def test_nothing_is_writable_but_the_data_and_a_small_tmp() -> None:
+    assert container(MINIMAL)["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {mount["mountPath"] for mount in container(MINIMAL)["volumeMounts"]} == {"/data", "/tmp"}
+    assert [volume["emptyDir"]["sizeLimit"] for volume in pod_spec(MINIMAL)["volumes"]] == ["64Mi"]
+
+
+# ---------------------------------------------------------------- what people add
+def test_volumes_mounts_and_containers_of_people_come_beside_ours() -> None:
+    pod = pod_spec(PRODUCTION)
+    assert [it["name"] for it in pod["containers"]] == ["node", "logs"]
+    assert [(it["name"], it["restartPolicy"]) for it in pod["initContainers"]] == [("proxy", "Always")]
+    assert {it["name"] for it in pod["volumes"]} == {"tmp", "issuer"}
+    mount = {"name": "issuer", "mountPath": "/etc/issuer", "readOnly": True}
+    assert mount in container(PRODUCTION)["volumeMounts"]
+    assert pod["hostAliases"] == [{"ip": "10.0.0.7", "hostnames": ["issuer.example.com"]}]
+    assert pod["dnsConfig"] == {"options": [{"name": "ndots", "value": "2"}]}
+    assert not {"initContainers", "hostAliases", "dnsConfig"} & pod_spec(MINIMAL).keys()
+
+
+def test_what_people_add_is_not_applied_again_while_nothing_changes() -> None:
+    """The API server fills in defaults, and leaves out what is false or 0."""
+    live = served(stateful_set(PRODUCTION))
+    (logs,) = (it for it in live["spec"]["template"]["spec"]["containers"] if it["name"] == "logs")
+    assert logs["ports"] == [{"containerPort": 9000, "protocol": "TCP"}]
+    assert "stdin" not in logs
+    assert differences(stateful_set(PRODUCTION, live), live) == ()
+
+
+def test_every_name_that_the_pod_takes_is_refused_to_people() -> None:
+    pod, claims = pod_spec(MINIMAL), stateful_set(MINIMAL)["spec"]["volumeClaimTemplates"]
+    assert {it["name"] for it in pod["volumes"]} | {it["metadata"]["name"] for it in claims} <= {*limits.TAKEN_VOLUMES}
+    assert [it["name"] for it in pod["containers"]] == [limits.TAKEN_CONTAINER]
+    assert {it["mountPath"] for it in container(MINIMAL)["volumeMounts"]} <= {*limits.TAKEN_PATHS}
+
+
+def test_annotations_of_the_service_account_are_on_it_and_pods_of_before_are_made_anew() -> None:
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/delay"}
+    account = one(build(PRODUCTION), "ServiceAccount", "payments-node")
+    assert account["metadata"]["annotations"].items() >= annotations.items()
+    job = one(build(PRODUCTION), "ServiceAccount", "payments-rebalance")
+    assert not annotations.keys() & job["metadata"]["annotations"].keys()
+    changed = replace(MINIMAL, pod=PodSpec(account_annotations=annotations))
+    assert stateful_set(changed)["spec"]["template"] != stateful_set(MINIMAL)["spec"]["template"]
+
+
+def test_settings_reach_the_node_and_win_over_those_of_the_memory_limit() -> None:
+    given = NodeSettings(
+        max_connections=7, min_free_bytes=(1 << 30) + 1, log_segment_bytes=128 << 20, connection_age_s=90,
+        window_budget=70_000, unread_bytes=32 << 20,
+    )  # fmt: skip
+    found = parsed(replace(MINIMAL, resources={"limits": {"memory": "1Gi"}}, settings=given))
+    assert (found.max_connections, found.reserve_bytes, found.log_segment_bytes) == (7, 1_025 << 20, 128 << 20)
+    assert (found.security.connection_age_s, found.window_budget, found.unread_bytes) == (90, 70_000, 32 << 20)
+    assert container(MINIMAL)["args"] == container(replace(MINIMAL, settings=NodeSettings()))["args"]
+
+
+def test_the_clients_service_is_as_people_ask_and_the_others_are_not() -> None:
+    found = one(build(PRODUCTION), "Service", "payments-client")
+    assert found["spec"]["type"] == "LoadBalancer"
+    assert found["spec"]["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+    assert found["spec"]["externalTrafficPolicy"] == "Local"
+    assert found["metadata"]["labels"]["team"] == "payments"
+    assert "service.beta.kubernetes.io/aws-load-balancer-scheme" in found["metadata"]["annotations"]
+    assert differences(found, served(found)) == ()
+    assert one(build(MINIMAL), "Service", "orders-client")["spec"]["type"] == "ClusterIP"
+    bare = one(build(PRODUCTION, bare_service=True), "Service", "payments")
+    assert bare["spec"]["type"] == "ClusterIP", "one load balancer is enough"
+    assert one(build(PRODUCTION), "Service", "payments-nodes")["spec"]["clusterIP"] == "None"
 
 
 # ---------------------------------------------------------------- what the process is told
@@ -227,6 +303,8 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "storage.size": lambda view: replace(view, storage=VolumeRequest("300Gi", "fast")),
     "storage.deleteWithCluster": lambda view: replace(view, storage=VolumeRequest("200Gi", "fast")),
     "resources": lambda view: replace(view, resources={"limits": {"memory": "5Gi"}}),
+    "settings": lambda view: replace(view, settings=NodeSettings(max_connections=9)),
+    "service": lambda view: replace(view, service=ServiceView({"team": "other"})),
     "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
     "monitoring": lambda view: replace(view, pod_monitor=False),
     "networkPolicy": lambda view: replace(view, network=None),

@@ -31,6 +31,7 @@ CRON = r"^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|[0-9A-Za-z*/,
 IMAGE = r"^[!-~]+$"
 NODE_ID = r"^n(0|[1-9][0-9]{0,2})$"
 TOPIC_NAME = r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?$"
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 SHARD_NAME = r"^[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?-[0-9]{1,5}$"
 
 

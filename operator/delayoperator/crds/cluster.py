@@ -38,9 +38,11 @@ from delayoperator.crds.base import (
     list_map,
     rules,
 )
+from delayoperator.crds.node_settings import NodeSettingsModel
 from delayoperator.crds.pod import Anything, Labels, PodTemplate, Resources
 from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.security import SecurityModel
+from delayoperator.crds.service import ClientService
 from delayoperator.crds.status import DelayClusterStatus
 
 
@@ -336,6 +338,10 @@ class DelayClusterSpec(Model):
     pod_template: PodTemplate | None = Field(
         None, description="Where pods run and what they carry. A change restarts the nodes, one after the other."
     )
+    settings: NodeSettingsModel | None = Field(
+        None, description="Settings of the nodes. A change restarts them, one after the other."
+    )
+    service: ClientService | None = Field(None, description="The Service NAME-client. Absent: of type ClusterIP.")
     monitoring: Monitoring | None = Field(None, description="How the cluster is watched.")
     network_policy: NetworkPolicyModel | None = Field(
         None,

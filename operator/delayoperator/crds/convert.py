@@ -19,17 +19,21 @@ from pydantic import ValidationError
 
 from delayoperator.crds import limits
 from delayoperator.crds.cluster import DelayClusterSpec, Finalize, NetworkPolicyModel, Topic
+from delayoperator.crds.node_settings import NodeSettingsModel
 from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
 from delayoperator.crds.security import KEYS_WANTED, OIDC_KEYS, ONE_SOURCE, ClusterCertificates, SecurityModel
+from delayoperator.crds.service import ClientService, ServiceType
 from delayoperator.resources import names
-from delayoperator.resources.normal import quantity
+from delayoperator.resources.normal import quantity, whole_bytes
 from delayoperator.resources.view import (
     CertificateIssuer,
     NetworkAccess,
+    NodeSettings,
     PodSpec,
     SecurityMode,
+    ServiceView,
     TlsSettings,
     VolumeRequest,
 )
@@ -63,6 +67,8 @@ class DesiredCluster:
     storage: VolumeRequest = field(default_factory=VolumeRequest)
     resources: Mapping[str, Mapping[str, str]] | None = None
     pod: PodSpec = field(default_factory=PodSpec)
+    settings: NodeSettings = field(default_factory=NodeSettings)
+    service: ServiceView = field(default_factory=ServiceView)
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)
     rebalance: Rebalancing | None = None
@@ -125,13 +131,25 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
     memory = (spec.resources.limits or {}).get("memory") if spec.resources else None
     if memory is not None and quantity(memory) < quantity(limits.MIN_MEMORY):
         yield Refusal("spec.resources.limits[memory]", f"is {memory}; {limits.MEMORY['message']}")
-    for variable in (spec.pod_template.env or ()) if spec.pod_template else ():
-        if variable.name in limits.TAKEN_ENV:
-            yield Refusal(field_path("spec.podTemplate.env", variable.name), limits.ENV[0]["message"])
+    if spec.pod_template is not None:
+        yield from _template(spec.pod_template)
+    if spec.settings is not None:
+        yield from _node_settings(spec.settings)
+    service = spec.service
+    if service is not None and service.type is ServiceType.CLUSTER_IP and service.external_traffic_policy is not None:
+        yield Refusal("spec.service.externalTrafficPolicy", limits.SERVICE[0]["message"])
+    if service is not None and service.type is not ServiceType.LOAD_BALANCER:
+        for at, field_name, given in (
+            (1, "loadBalancerClass", service.load_balancer_class),
+            (2, "loadBalancerSourceRanges", service.load_balancer_source_ranges),
+        ):
+            if given is not None:
+                yield Refusal(f"spec.service.{field_name}", limits.SERVICE[at]["message"])
     for where, what, labels in _label_maps(spec):
         for key in labels:
             if key.startswith(limits.OURS):
-                yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(what)["message"])
+                kind = "labels" if what == "labels" else "annotations"
+                yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(kind)["message"])
     if spec.rebalance is not None:
         yield from _rebalancing(spec.rebalance)
     if spec.security is not None:
@@ -153,6 +171,34 @@ def _bad_security(said: SecurityModel) -> Iterator[Refusal]:
             yield Refusal(field_path("spec.security.tokens.oidc", it.issuer), OIDC_KEYS["message"])
 
 
+def _template(template: PodTemplate) -> Iterator[Refusal]:
+    for variable in template.env or ():
+        if variable.name in limits.TAKEN_ENV:
+            yield Refusal(field_path("spec.podTemplate.env", variable.name), limits.ENV[0]["message"])
+    for volume in template.volumes or ():
+        if volume.name in limits.TAKEN_VOLUMES:
+            yield Refusal(field_path("spec.podTemplate.volumes", volume.name), limits.VOLUMES["message"])
+    for mount in template.volume_mounts or ():
+        path, taken = mount.mount_path, tuple(f"{it}/" for it in limits.TAKEN_PATHS)
+        if not path.startswith("/") or path == "/" or f"{path}/".startswith(taken):
+            yield Refusal(field_path("spec.podTemplate.volumeMounts", path), limits.MOUNTS["message"])
+    for where, containers in (("sidecars", template.sidecars), ("initContainers", template.init_containers)):
+        for container in containers or ():
+            if container.name == limits.TAKEN_CONTAINER:
+                yield Refusal(field_path(f"spec.podTemplate.{where}", container.name), limits.CONTAINERS["message"])
+
+
+def _node_settings(settings: NodeSettingsModel) -> Iterator[Refusal]:
+    sizes = {"minFree": settings.min_free, "logSegment": settings.log_segment, "unread": settings.unread}
+    for name, text in sizes.items():
+        least, most = limits.SETTINGS_SIZES[name]
+        if text is not None and not quantity(least) <= quantity(text) <= quantity(most):
+            yield Refusal(f"spec.settings.{name}", f"is {text}; allowed: {least} to {most}")
+    age, (shortest, longest) = settings.connection_age, limits.CONNECTION_AGE_MS
+    if age is not None and not shortest <= _ms(age) <= longest:
+        yield Refusal("spec.settings.connectionAge", f"is {age}; {limits.CONNECTION_AGE_WORDS}")
+
+
 def _rebalancing(rebalancing: Rebalancing) -> Iterator[Refusal]:
     if rebalancing.approval is Approval.AUTOMATIC_BELOW and rebalancing.automatic_below is None:
         yield Refusal("spec.rebalance.automaticBelow", limits.REBALANCING[0]["message"])
@@ -168,6 +214,10 @@ def _label_maps(spec: DelayClusterSpec) -> Iterator[tuple[str, str, Mapping[str,
     if (template := spec.pod_template) is not None:
         yield "podTemplate", "labels", template.labels or {}
         yield "podTemplate", "annotations", template.annotations or {}
+        yield "podTemplate", "serviceAccountAnnotations", template.service_account_annotations or {}
+    if spec.service is not None:
+        yield "service", "labels", spec.service.labels or {}
+        yield "service", "annotations", spec.service.annotations or {}
     if spec.monitoring is not None:
         yield "monitoring", "labels", spec.monitoring.labels or {}
 
@@ -227,6 +277,8 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         storage=VolumeRequest(spec.storage.size, spec.storage.storage_class_name, spec.storage.delete_with_cluster),
         resources=None if spec.resources is None else spec.resources.model_dump(by_alias=True, exclude_none=True),
         pod=_pod(spec.pod_template or PodTemplate.model_validate({})),
+        settings=_settings(spec.settings or NodeSettingsModel.model_validate({})),
+        service=_service(spec.service or ClientService.model_validate({})),
         pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,
         monitor_labels=(spec.monitoring.labels if spec.monitoring is not None else None) or {},
         rebalance=spec.rebalance,
@@ -301,6 +353,26 @@ def _topic(topic: Topic) -> TopicSpec:
     )
 
 
+def _settings(settings: NodeSettingsModel) -> NodeSettings:
+    def size(text: str | None) -> int | None:
+        return None if text is None else whole_bytes(text)
+
+    age = settings.connection_age
+    return NodeSettings(
+        max_connections=settings.max_connections,
+        min_free_bytes=size(settings.min_free),
+        log_segment_bytes=size(settings.log_segment),
+        connection_age_s=None if age is None else parse_duration_ms(age) // 1_000,
+        window_budget=settings.window_budget,
+        unread_bytes=size(settings.unread),
+    )
+
+
+def _service(service: ClientService) -> ServiceView:
+    said = service.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return ServiceView(said.pop("labels", {}), said.pop("annotations", {}), said)
+
+
 def _pod(template: PodTemplate) -> PodSpec:
     said = template.model_dump(mode="json", by_alias=True, exclude_none=True)
     return PodSpec(
@@ -313,6 +385,14 @@ def _pod(template: PodTemplate) -> PodSpec:
         priority_class=template.priority_class_name,
         image_pull_secrets=tuple(secret.name for secret in template.image_pull_secrets or ()),
         image_pull_policy=said.get("imagePullPolicy"),
+        security=said.get("securityContext"),
         grace_seconds=template.termination_grace_period_seconds,
         env=tuple(said.get("env", ())),
+        volumes=tuple(said.get("volumes", ())),
+        volume_mounts=tuple(said.get("volumeMounts", ())),
+        sidecars=tuple(said.get("sidecars", ())),
+        init_containers=tuple(said.get("initContainers", ())),
+        account_annotations=said.get("serviceAccountAnnotations", {}),
+        host_aliases=tuple(said.get("hostAliases", ())),
+        dns_config=said.get("dnsConfig"),
     )

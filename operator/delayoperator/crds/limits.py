@@ -168,6 +168,69 @@ ENV: Final = (
     ),
 )
 
+TAKEN_VOLUMES: Final = ("data", "tmp", "certificates", "peer-certificates", "client-ca")
+VOLUMES: Final = rule(
+    f"self.all(v, !(v.name in {list(TAKEN_VOLUMES)}))",
+    f"the volumes {', '.join(TAKEN_VOLUMES)} are the operator's own: choose another name",
+)
+TAKEN_PATHS: Final = ("/data", "/tmp", "/etc/delaycluster")
+MOUNTS: Final = rule(
+    "self.all(m, m.mountPath.startsWith('/') && m.mountPath != '/' && "
+    + " && ".join(f"m.mountPath != '{path}' && !m.mountPath.startsWith('{path}/')" for path in TAKEN_PATHS)
+    + ")",
+    f"a mountPath starts with / and is not / itself; {', '.join(TAKEN_PATHS)} and what is below them are the "
+    "operator's own",
+)
+TAKEN_CONTAINER: Final = "node"
+CONTAINERS: Final = rule(
+    f"self.all(c, c.name != '{TAKEN_CONTAINER}')",
+    f"the container {TAKEN_CONTAINER} is the operator's own: choose another name",
+)
+
+SERVICE: Final = (
+    rule(
+        "!has(self.externalTrafficPolicy) || self.type != 'ClusterIP'",
+        "externalTrafficPolicy needs type NodePort or LoadBalancer",
+        field=".externalTrafficPolicy",
+    ),
+    rule(
+        "!has(self.loadBalancerClass) || self.type == 'LoadBalancer'",
+        "loadBalancerClass needs type LoadBalancer",
+        field=".loadBalancerClass",
+    ),
+    rule(
+        "!has(self.loadBalancerSourceRanges) || self.type == 'LoadBalancer'",
+        "loadBalancerSourceRanges needs type LoadBalancer",
+        field=".loadBalancerSourceRanges",
+    ),
+)
+
+SETTINGS_SIZES: Final = {"minFree": ("64Mi", "1Pi"), "logSegment": ("16Mi", "1Gi"), "unread": ("16Mi", "64Gi")}
+CONNECTION_AGE_MS: Final = 60_000, 30 * DAY_MS
+CONNECTION_AGE_WORDS: Final = "allowed: 1m to 30d"
+
+
+def _size(field: str, least: str, most: str) -> Json:
+    return rule(
+        f"!has(self.{field}) || (quantity(self.{field}).compareTo(quantity('{least}')) >= 0 && "
+        f"quantity(self.{field}).compareTo(quantity('{most}')) <= 0)",
+        f"settings.{field} must be {least} to {most}",
+        says=f"'settings.{field} is ' + self.{field} + '; allowed: {least} to {most}'",
+        field=f".{field}",
+    )
+
+
+NODE_SETTINGS: Final = (
+    *(_size(field, least, most) for field, (least, most) in SETTINGS_SIZES.items()),
+    rule(
+        f"!has(self.connectionAge) || [{_ms('self.connectionAge')}].all(n, n >= {CONNECTION_AGE_MS[0]}.0 && "
+        f"n <= {CONNECTION_AGE_MS[1]}.0)",
+        f"settings.connectionAge: {CONNECTION_AGE_WORDS}",
+        says=f"'settings.connectionAge is ' + self.connectionAge + '; {CONNECTION_AGE_WORDS}'",
+        field=".connectionAge",
+    ),
+)
+
 REBALANCING: Final = (
     rule(
         "!has(self.approval) || self.approval != 'AutomaticBelow' || has(self.automaticBelow)",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, StrictStr
+from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
 from delayoperator.crds.base import (
     ATOMIC,
     ATOMIC_MAP,
+    DNS_LABEL,
     OPEN,
     Int,
     Model,
@@ -108,6 +109,41 @@ class LocalReference(Model):
     )
 
 
+class _Open(Model):
+    """An object of core/v1 of which we read a field or two. The rest is handed on."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=OPEN)
+
+
+DnsLabel = Annotated[StrictStr, Field(pattern=DNS_LABEL, max_length=63)]
+
+
+class Volume(_Open):
+    """A Volume of core/v1."""
+
+    name: DnsLabel = Field(description="The volume's name, as mounts say it.")
+
+
+class VolumeMount(_Open):
+    """A VolumeMount of core/v1."""
+
+    mount_path: Annotated[StrictStr, Field(min_length=1, max_length=512)] = Field(
+        description="Where it is seen in the container, such as /etc/issuer."
+    )
+
+
+class Container(_Open):
+    """A Container of core/v1."""
+
+    name: DnsLabel = Field(description="The container's name.")
+
+
+class HostAlias(_Open):
+    """A HostAlias of core/v1."""
+
+    ip: Annotated[StrictStr, Field(min_length=1, max_length=64)] = Field(description="The address of its hostnames.")
+
+
 class EnvVar(Model):
     """An EnvVar of core/v1."""
 
@@ -176,6 +212,13 @@ class PodTemplate(Model):
         description="When the image is pulled: Always, IfNotPresent or Never. Absent: as Kubernetes has it, Always for "
         "the tag latest, else IfNotPresent, so that an image that was pushed again under its tag is not seen.",
     )
+    security_context: Anything | None = Field(
+        None,
+        description="A PodSecurityContext of core/v1, in place of the operator's (user, group and fsGroup 10001), for "
+        "the nodes' pods and the rebalance job's. Without ids in it Kubernetes chooses them, as OpenShift's "
+        "restricted-v2 demands.",
+        json_schema_extra=OPEN,
+    )
     termination_grace_period_seconds: Int | None = Field(
         None,
         ge=5,
@@ -189,4 +232,48 @@ class PodTemplate(Model):
         description="More environment variables of the node's container. POD_INDEX, POD_IP and POD_UID are the "
         "operator's.",
         json_schema_extra=rules(*limits.ENV, **list_map("name")),
+    )
+    volumes: list[Volume] | None = Field(
+        None,
+        max_length=64,
+        description="More volumes of the nodes' pods, as in core/v1. The operator's own are "
+        f"{', '.join(limits.TAKEN_VOLUMES)}.",
+        json_schema_extra=rules(limits.VOLUMES, **list_map("name")),
+    )
+    volume_mounts: list[VolumeMount] | None = Field(
+        None,
+        max_length=64,
+        description="What the node's container sees of the volumes, as in core/v1; not below /data, /tmp or "
+        "/etc/delaycluster.",
+        json_schema_extra=rules(limits.MOUNTS, **list_map("mountPath")),
+    )
+    sidecars: list[Container] | None = Field(
+        None,
+        max_length=16,
+        description="Containers beside the node's, as in core/v1. What the node needs until its end, such as a proxy, "
+        "belongs in initContainers with restartPolicy Always: those end after it.",
+        json_schema_extra=rules(limits.CONTAINERS, **list_map("name")),
+    )
+    init_containers: list[Container] | None = Field(
+        None,
+        max_length=16,
+        description="Containers that end before the node's starts, or with restartPolicy Always run until after its "
+        "end, as in core/v1.",
+        json_schema_extra=rules(limits.CONTAINERS, **list_map("name")),
+    )
+    service_account_annotations: dict[str, Annotated[StrictStr, Field(max_length=4_096)]] | None = Field(
+        None,
+        description="Annotations of the nodes' ServiceAccount, by which clouds give it an identity, such as "
+        "eks.amazonaws.com/role-arn.",
+        max_length=64,
+        json_schema_extra=rules(limits.ours("annotations")),
+    )
+    host_aliases: list[HostAlias] | None = Field(
+        None,
+        max_length=64,
+        description="Lines of the pods' /etc/hosts, as in core/v1.",
+        json_schema_extra=list_map("ip"),
+    )
+    dns_config: Anything | None = Field(
+        None, description="A PodDNSConfig of core/v1: name servers, search domains, options.", json_schema_extra=OPEN
     )

@@ -57,6 +57,7 @@ _PATTERNS = {
     base.CRON: "a CronJob's schedule such as '0 3 * * *' or @daily",
     base.IMAGE: "an image's name, without spaces",
     base.NODE_ID: "a node's id such as n0, at most n999",
+    base.DNS_LABEL: "1 to 63 of a-z, 0-9 and '-', starting and ending with a-z or 0-9",
     base.TOPIC_NAME: "1 to 50 of a-z, 0-9 and '-', starting and ending with a-z or 0-9",
 }
 

@@ -114,6 +114,8 @@ def view_of(
         storage=desired.storage,
         resources=desired.resources,
         pod=desired.pod,
+        settings=desired.settings,
+        service=desired.service,
         pod_monitor=desired.pod_monitor,
         monitor_labels=desired.monitor_labels,
         network=desired.network,

@@ -8,6 +8,9 @@ A Role names each shard: 100 bytes at worst, so the 10,000 that a cluster may as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from delayoperator.resources import names
 from delayoperator.resources.view import ClusterView, Json
 
@@ -26,7 +29,7 @@ def node_access(view: ClusterView) -> tuple[Json, ...]:
         # A watch of one object: with the field selector metadata.name.
         _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name), names.security_map(view.name)]),
     ]
-    return _access(view, names.node_account(view.name), rules)
+    return _access(view, names.node_account(view.name), rules, view.pod.account_annotations)
 
 
 def job_access(view: ClusterView) -> tuple[Json, ...]:
@@ -47,12 +50,15 @@ def job_access(view: ClusterView) -> tuple[Json, ...]:
     return _access(view, names.rebalance(view.name), rules)
 
 
-def _access(view: ClusterView, name: str, rules: list[Json]) -> tuple[Json, ...]:
+def _access(
+    view: ClusterView, name: str, rules: list[Json], annotations: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Json, ...]:
     """Account, Role and RoleBinding. The pods ask for the account's token themselves; nothing else gets it by
-    chance."""
+    chance. annotations: of the account."""
     meta = names.metadata(view, name)
+    of_account = {**meta, "annotations": dict(annotations)}
     return (
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta, "automountServiceAccountToken": False},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": of_account, "automountServiceAccountToken": False},
         {"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": meta, "rules": rules},
         {
             "apiVersion": f"{RBAC}/v1",

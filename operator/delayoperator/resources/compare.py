@@ -19,6 +19,7 @@ from delayoperator.resources.view import ClusterView, Json
 LIST_MAPS: Mapping[str, tuple[str, ...]] = {
     "containers": ("name",),
     "env": ("name",),
+    "hostAliases": ("ip",),
     "imagePullSecrets": ("name",),
     "initContainers": ("name",),
     "ownerReferences": ("uid",),
@@ -30,6 +31,7 @@ LIST_MAPS: Mapping[str, tuple[str, ...]] = {
 other list is one value."""
 
 PORTS = {"containerPort": ("containerPort", "protocol"), "port": ("port", "protocol")}
+KEY_DEFAULTS = {"protocol": "TCP"}  # what the API server makes of an absent key
 SHOWN = 60  # characters of a value in a sentence
 
 
@@ -114,7 +116,7 @@ def _missing_items(wanted: list[Any], found: Any, path: str, holder: str) -> Ite
 
 
 def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(str(item.get(key, "")) for key in keys)
+    return tuple(str(item.get(key, KEY_DEFAULTS.get(key, ""))) for key in keys)
 
 
 def _same_quantity(wanted: Any, found: Any) -> bool:

@@ -101,7 +101,7 @@ def _job(view: ClusterView, job_spec: RebalanceJobSpec, rebalance: str) -> Json:
                 "restartPolicy": "Never",
                 "containers": [_container(view, job_spec, rebalance)],
                 "volumes": [*_volumes(job_spec), *tls.token_volumes(view)],
-                **identity_and_place(view.pod),
+                **identity_and_place(view),
             },
         },
     }
@@ -198,6 +198,6 @@ def _executor_pod(view: ClusterView, job_spec: RebalanceJobSpec) -> str:
         "enableServiceLinks": False,
         "containers": [container],
         "volumes": [*_history_volumes(job_spec), *tls.token_volumes(view)],
-        **identity_and_place(view.pod),
+        **identity_and_place(view),
     }
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec}, sort_keys=True)

@@ -14,6 +14,13 @@ STRING_MAPS = frozenset(
     {"annotations", "data", "labels", "limits", "matchLabels", "nodeSelector", "requests"}
 )  # their keys are people's, and "" is a value there; an empty one is dropped
 KEPT_TEXTS = frozenset({"storageClassName"})  # "" says something else than absence
+DROPPED_ZEROS = frozenset(
+    {
+        "failureThreshold", "hostPort", "initialDelaySeconds", "periodSeconds", "readOnly", "stdin", "stdinOnce",
+        "successThreshold", "timeoutSeconds", "tty",
+    }
+)  # fmt: skip
+"""Of containers and volumes that people write: what is false or 0 is as good as absent."""
 QUANTITY_MAPS = frozenset({"capacity", "limits", "requests"})
 QUANTITIES = frozenset({"divisor", "sizeLimit"})
 
@@ -61,6 +68,8 @@ def is_quantity(holder: str, key: str) -> bool:
 
 def _dropped(item: Any, key: str) -> bool:
     if item is None or item == []:
+        return True
+    if key in DROPPED_ZEROS and item in (0, False):
         return True
     if isinstance(item, str):
         return item == "" and key not in KEPT_TEXTS

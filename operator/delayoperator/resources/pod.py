@@ -10,13 +10,24 @@ node of the cluster, with no lease that it may renew, so it never serves.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from delayoperator.resources import names, tls
 from delayoperator.resources.memory import memory_args
+from delayoperator.resources.node_settings import settings_args
 from delayoperator.resources.view import ClusterView, Json, PodSpec
 
 USER = 10_001
+SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",  # not file by file with each start
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 DATA, TMP = "/data", "/tmp"
 GRACE_SECONDS = 60  # a node hands its masters over (15 s at most), then writes a checkpoint of each copy
 FROZEN_GRACE_SECONDS = 10  # one whose event loop stands still hands nothing over
@@ -40,7 +51,7 @@ def template(view: ClusterView, restarted: str = "") -> Json:
             "annotations": {
                 **pod_spec.annotations,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER,
-                READ_AT_START: f"durability={view.cluster.durability} leaseSeconds={view.cluster.lease_seconds}",
+                READ_AT_START: _read_at_start(view),
                 **({RESTARTED: restarted} if restarted else {}),
                 **({names.SECURITY_MODE: view.tls.mode.value} if view.tls is not None else {}),
             },
@@ -52,27 +63,41 @@ def template(view: ClusterView, restarted: str = "") -> Json:
             "terminationGracePeriodSeconds": GRACE_SECONDS
             if pod_spec.grace_seconds is None
             else pod_spec.grace_seconds,
-            "containers": [_container(view)],
-            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}, *tls.volumes(view.tls)],
+            "initContainers": [dict(one) for one in pod_spec.init_containers],
+            "containers": [_container(view), *(dict(one) for one in pod_spec.sidecars)],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+                *tls.volumes(view.tls),
+                *(dict(one) for one in pod_spec.volumes),
+            ],
+            "hostAliases": [dict(one) for one in pod_spec.host_aliases],
+            "dnsConfig": None if pod_spec.dns_config is None else dict(pod_spec.dns_config),
             "affinity": _affinity(view),
             "topologySpreadConstraints": _spread(view),
             "priorityClassName": pod_spec.priority_class,
-            **identity_and_place(pod_spec),
+            **identity_and_place(view),
         },
     }
 
 
-def identity_and_place(pod_spec: PodSpec) -> Json:
+def _read_at_start(view: ClusterView) -> str:
+    """Of the ServiceAccount's annotations too: what a cloud makes of them comes into a pod when it is made."""
+    account = json.dumps(dict(view.pod.account_annotations), sort_keys=True)
+    return " ".join(
+        [
+            f"durability={view.cluster.durability}",
+            f"leaseSeconds={view.cluster.lease_seconds}",
+            *([f"account={hashlib.sha256(account.encode()).hexdigest()[:16]}"] if view.pod.account_annotations else []),
+        ]
+    )
+
+
+def identity_and_place(view: ClusterView) -> Json:
     """As whom, where, and with which image pull secrets a pod runs: the nodes', and those of the rebalance job."""
+    pod_spec = view.pod
+    chosen = view.pod_security if pod_spec.security is None else pod_spec.security
     return {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",  # not file by file with each start
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": SECURITY if chosen is None else dict(chosen),
         "nodeSelector": dict(pod_spec.node_selector),
         "tolerations": [dict(toleration) for toleration in pod_spec.tolerations],
         "imagePullSecrets": [{"name": name} for name in pod_spec.image_pull_secrets],
@@ -114,6 +139,7 @@ def _container(view: ClusterView) -> Json:
             f"--peer=$(POD_IP):{names.PEER_PORT}",
             *tls.args(view.tls),
             *memory_args(resources),
+            *settings_args(view.settings),
         ],
         "env": _env(view),
         "ports": [
@@ -129,6 +155,7 @@ def _container(view: ClusterView) -> Json:
             {"name": names.VOLUME, "mountPath": DATA},
             {"name": "tmp", "mountPath": TMP},
             *tls.mounts(view.tls),
+            *(dict(one) for one in view.pod.volume_mounts),
         ],
         "securityContext": restricted(),
         **_probes(),

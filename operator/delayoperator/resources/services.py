@@ -8,7 +8,14 @@ from delayoperator.resources.view import ClusterView, Json
 
 def client_service(view: ClusterView) -> Json:
     """For applications: any ready node will do, it forwards what is not its own."""
-    return _client_service(view, names.client_service(view.name))
+    service, chosen = _client_service(view, names.client_service(view.name)), view.service
+    meta = service["metadata"]
+    labels = {**chosen.labels, **meta["labels"]}
+    return {
+        **service,
+        "metadata": {**meta, "labels": labels, "annotations": dict(chosen.annotations)},
+        "spec": {**service["spec"], **chosen.spec},
+    }
 
 
 def bare_client_service(view: ClusterView) -> Json:

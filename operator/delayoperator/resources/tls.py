@@ -7,8 +7,8 @@ from delayregistry.security import account_audience
 from delayoperator.resources import names
 from delayoperator.resources.view import ClusterView, Json, SecurityMode, TlsSettings
 
-MOUNTS = "/etc/delay"
-SERVER, PEERS, CLIENT_CA = "server-tls", "peers-tls", "client-ca"  # volumes, and directories of MOUNTS
+MOUNTS = "/etc/delaycluster"
+SERVER, PEERS, CLIENT_CA = "certificates", "peer-certificates", "client-ca"  # volumes, and directories of MOUNTS
 TOKEN, TOKEN_MOUNT = "delaycluster-token", "/var/run/secrets/delaycluster"
 CERT_MANAGER = "cert-manager.io/v1"
 CA_DURATION = "87600h"  # ten years; its key stays, so that what it issued before stays good

@@ -34,8 +34,37 @@ class PodSpec:
     priority_class: str | None = None
     image_pull_secrets: tuple[str, ...] = ()  # names
     image_pull_policy: str | None = None  # None: Kubernetes' choice, by the image's tag
+    security: Mapping[str, Any] | None = None  # None: pod_security of the view
     grace_seconds: int | None = None
     env: tuple[Mapping[str, Any], ...] = ()
+    volumes: tuple[Mapping[str, Any], ...] = ()
+    volume_mounts: tuple[Mapping[str, Any], ...] = ()  # of the node's container
+    sidecars: tuple[Mapping[str, Any], ...] = ()
+    init_containers: tuple[Mapping[str, Any], ...] = ()
+    account_annotations: Mapping[str, str] = field(default_factory=dict)
+    host_aliases: tuple[Mapping[str, Any], ...] = ()
+    dns_config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """spec.settings. None: the node's own, or what its memory limit makes of it."""
+
+    max_connections: int | None = None
+    min_free_bytes: int | None = None
+    log_segment_bytes: int | None = None
+    connection_age_s: int | None = None
+    window_budget: int | None = None  # messages
+    unread_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """spec.service. spec: more of the Service's own, as core/v1 has it."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=lambda: {"type": "ClusterIP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +133,7 @@ class ClusterView:
     security: the security document; "": there is none. restart: a value that is new makes the pods anew; "": as it is.
     network: None: everybody reaches every port. operator_namespace: of the operator's pods; "": not known.
     tls: None: there is none.
+    pod_security: of pods whose template names no security context; None: the operator's own choice.
     """
 
     namespace: str
@@ -113,6 +143,8 @@ class ClusterView:
     storage: VolumeRequest = field(default_factory=VolumeRequest)
     resources: Mapping[str, Mapping[str, str | int | float]] | None = None
     pod: PodSpec = field(default_factory=PodSpec)
+    settings: NodeSettings = field(default_factory=NodeSettings)
+    service: ServiceView = field(default_factory=ServiceView)
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # of the PodMonitor
     shards: tuple[str, ...] = ()
@@ -122,6 +154,7 @@ class ClusterView:
     network: NetworkAccess | None = None
     operator_namespace: str = ""
     tls: TlsSettings | None = None
+    pod_security: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
