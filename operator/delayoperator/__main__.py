@@ -3,6 +3,7 @@
     WATCH_NAMESPACE     namespaces to look after, with commas between; empty or not set: all
     DELAYNODE_IMAGE     the image of nodes whose DelayCluster names none
     DELAYREBALANCE_IMAGE  likewise of the rebalance job
+    DELAYNODE_POD_SECURITY_CONTEXT  a PodSecurityContext as JSON, for pods of DelayClusters that name none
     OPERATOR_LEASE      NAMESPACE/NAME of the Lease of the election, which names the release too; the chart gives each
                         release its own
     OPERATOR_SERVICE_ACCOUNT  its own, in that Lease's namespace: by its tokens nodes know the operator; not set: they
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -26,6 +28,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import kopf
 from aiohttp import web
@@ -63,22 +66,36 @@ class Options:
     image: str = DEFAULT_IMAGE
     http: str = "[::]:8080"
     rebalance_image: str = DEFAULT_REBALANCE_IMAGE
+    pod_security: dict[str, Any] | None = None
     lease: str = DEFAULT_LEASE
     account: str = ""
     election: ElectionTimes = field(default_factory=ElectionTimes)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options:
+        """Raises ValueError."""
         namespaces = environment.get("WATCH_NAMESPACE", "").split(",")
         return cls(
             tuple(dict.fromkeys(it.strip() for it in namespaces if it.strip())),
             environment.get("DELAYNODE_IMAGE") or DEFAULT_IMAGE,
             environment.get("OPERATOR_HTTP") or "[::]:8080",
             environment.get("DELAYREBALANCE_IMAGE") or DEFAULT_REBALANCE_IMAGE,
+            _object(environment, "DELAYNODE_POD_SECURITY_CONTEXT"),
             environment.get("OPERATOR_LEASE") or DEFAULT_LEASE,
             environment.get(ACCOUNT_VARIABLE, ""),
             ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
         )
+
+
+def _object(environment: Mapping[str, str], name: str) -> dict[str, Any] | None:
+    text = environment.get(name, "")
+    try:
+        found = json.loads(text) if text else None
+    except ValueError as error:
+        raise ValueError(f"{name} is {text!r}, which is no JSON: {error}") from error
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"{name} is {text!r}; an object is wanted, such as {{}}")
+    return found
 
 
 def log_to_stderr(level: LogLevel) -> Log:
@@ -116,7 +133,11 @@ class Operator:
         namespace, _, release = options.lease.partition("/")
         account = OwnAccount(namespace, options.account)
         self._settings = workers or WorkerSettings(
-            options.image, options.rebalance_image, account, token=partial(self._new_token, account)
+            options.image,
+            options.rebalance_image,
+            account,
+            options.pod_security,
+            token=partial(self._new_token, account),
         )
         mine = OperatorClaim(release, namespace, RELEASE)
         self._claims = ClusterClaims(self.api, mine, self.election.tenure, boot_ms, self._settings.dead_after_ms)
@@ -284,7 +305,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="delayoperator", description="Looks after DelayClusters; docs/operations.md.")
     add_level_option(parser)
     log = log_to_stderr(parser.parse_args().log_level)
-    asyncio.run(serve(Options.from_environment(os.environ), log))
+    try:
+        options = Options.from_environment(os.environ)
+    except ValueError as error:
+        parser.error(str(error))
+    asyncio.run(serve(options, log))
 
 
 if __name__ == "__main__":

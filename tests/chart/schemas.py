@@ -69,7 +69,11 @@ def faults(value: Any, schema: Json, *, closed: bool = False, at: str = "") -> I
     return walk(value, schema, at)
 
 
-def _is(value: Any, name: str) -> bool:
+def _is(value: Any, name: str | list[str]) -> bool:
+    if isinstance(name, list):
+        return any(_is(value, one) for one in name)
+    if name == "null":
+        return value is None
     if isinstance(value, bool) and name != "boolean":
         return False
     return isinstance(value, _TYPES[name])

@@ -179,6 +179,32 @@ def test_pods_keep_to_the_restricted_level(case: str) -> None:
             }
 
 
+def pod_security(*more: str) -> tuple[Json, Json | None]:
+    """The operator's, and what it is told of pods whose DelayCluster names none."""
+    (deployment,) = kinds(render(CHART, "none", *more), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    variables = {it["name"]: it["value"] for it in pod["containers"][0]["env"]}
+    told = Options.from_environment(variables).pod_security
+    return pod["securityContext"], None if told is None else dict(told)
+
+
+def test_ids_are_fixed_but_where_openshift_chooses_them() -> None:
+    own, told = pod_security()
+    assert (own["runAsUser"], own["runAsGroup"], told) == (10_001, 10_001, None)
+    own, told = pod_security("--api-versions", "security.openshift.io/v1")
+    assert told is not None
+    for context in (own, told):
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & context.keys()
+        assert context["runAsNonRoot"] is True
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_people_have_the_last_word_on_the_security_contexts_also_with_empty_ones() -> None:
+    chosen = '{"runAsUser": 2000, "fsGroup": 2000}'
+    given = pod_security("--set-json", f"podSecurityContext={chosen}", "--set-json", "nodePodSecurityContext={}")
+    assert given == ({"runAsUser": 2_000, "fsGroup": 2_000}, {})
+
+
 def test_there_are_two_operators_and_never_fewer_in_an_upgrade() -> None:
     (deployment,) = kinds(render(CHART, "none"), "Deployment")
     assert deployment["spec"]["replicas"] == 2

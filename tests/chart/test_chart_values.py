@@ -46,6 +46,8 @@ def test_good_values_pass_the_schema(path: Path) -> None:
         ({"env": [{"value": "1"}]}, ".env[0]: name is missing"),
         ({"podLabels": {"team": 1}}, ".podLabels.team: not of type string"),
         ({"podMonitor": {"interval": "30"}}, ".podMonitor.interval: '30' does not match"),
+        ({"podSecurityContext": "restricted"}, ".podSecurityContext: not of type"),
+        ({"nodePodSecurityContext": []}, ".nodePodSecurityContext: not of type"),
         ({"flowSchema": {"matchingPrecedence": 0}}, ".flowSchema.matchingPrecedence: 0"),
         ({"dashboard": True}, ".dashboard: not of type object"),
         ({"fullnameOverride": "Delay"}, ".fullnameOverride: 'Delay' does not match"),

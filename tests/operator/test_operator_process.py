@@ -30,6 +30,16 @@ def test_what_the_environment_says(environment: dict[str, str], expected: Option
     assert Options.from_environment(environment) == expected
 
 
+def test_a_security_context_is_an_object_as_json() -> None:
+    name = "DELAYNODE_POD_SECURITY_CONTEXT"
+    assert Options.from_environment({name: '{"fsGroup": 7}'}).pod_security == {"fsGroup": 7}
+    assert Options.from_environment({name: "{}"}).pod_security == {}
+    assert Options.from_environment({name: ""}).pod_security is None
+    for bad, says in (("{", "is no JSON"), ("[]", "an object is wanted"), ("7", "an object is wanted")):
+        with pytest.raises(ValueError, match=f"^{name} is .*{says}"):
+            Options.from_environment({name: bad})
+
+
 def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     running = stage.operator()
     stage.create(topics=[{"name": "orders", "queues": 3}])

@@ -54,12 +54,32 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- include "operator.image" (list . $image) -}}
 {{- end -}}
 
+{{/* "true" where the API server has OpenShift's SecurityContextConstraints, which choose the ids. */}}
+{{- define "operator.openshift" -}}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}true{{- end -}}
+{{- end -}}
+
 {{- define "operator.podSecurity" -}}
+{{- if kindIs "invalid" .Values.podSecurityContext -}}
 runAsNonRoot: true
+{{- if not (include "operator.openshift" .) }}
 runAsUser: 10001
 runAsGroup: 10001
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
+{{- else -}}
+{{- toYaml .Values.podSecurityContext -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of the pods of DelayClusters that name none, as JSON; empty: the operator's choice, with ids. */}}
+{{- define "operator.nodePodSecurity" -}}
+{{- if not (kindIs "invalid" .Values.nodePodSecurityContext) -}}
+{{- toJson .Values.nodePodSecurityContext -}}
+{{- else if include "operator.openshift" . -}}
+{{- dict "runAsNonRoot" true "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") | toJson -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "operator.containerSecurity" -}}

@@ -97,10 +97,11 @@ class ClusterReconciler:
         rebalance_image: str,
         account: OwnAccount = OwnAccount(),  # noqa: B008  immutable
         no_token: Callable[[], str] = lambda: "",
+        pod_security: Json | None = None,
     ) -> None:
         """account: the operator's. no_token: why it has no token for the nodes just now; "": it has one."""
         self.uid = uid
-        self._account, self._no_token = account, no_token
+        self._account, self._no_token, self._pod_security = account, no_token, pod_security
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
@@ -171,7 +172,12 @@ class ClusterReconciler:
         )  # fmt: skip
         document = self._document(view, live)
         users = self._users.look(held, document, secured.base)
-        view = replace(view, security=users.document, operator_namespace=self._account.namespace)
+        view = replace(
+            view,
+            security=users.document,
+            operator_namespace=self._account.namespace,
+            pod_security=self._pod_security,
+        )
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:

@@ -58,6 +58,7 @@ class WorkerSettings:
     image: str  # of nodes whose cluster names none
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
     account: OwnAccount = field(default_factory=OwnAccount)  # of this process
+    pod_security: Json | None = None  # of pods whose template names no security context; None: our own
     clock: LoopClock = field(default_factory=LoopClock)
     prober: Callable[[OperatorAccess], Prober] = GrpcProber
     # (namespace, cluster) -> this process's token for its nodes; None: it has none
@@ -315,7 +316,7 @@ class Worker:
             )  # fmt: skip
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
-                rebalances, chosen.rebalance_image, chosen.account, self._no_token,
+                rebalances, chosen.rebalance_image, chosen.account, self._no_token, chosen.pod_security,
             )  # fmt: skip
         return self._reconciler
 
