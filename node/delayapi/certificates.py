@@ -8,6 +8,7 @@ DIRECTORY/tls.crt   the leaf and its intermediates, PEM
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -157,6 +158,16 @@ def load_roots(path: Path, now: datetime) -> Certificates:
     if not_after <= now:
         raise UnusableError(f"{file} has no certificate that has not expired; the last did so at {not_after:%F %TZ}")
     return Certificates(b"", b"", _pem(roots), _ms(not_after), ())
+
+
+def load_chain(context: ssl.SSLContext, found: Certificates) -> None:
+    """Let the context show this chain. Raises OSError."""
+    memory = os.memfd_create("certificates")  # load_cert_chain() takes files alone, and the key must not get to a disk
+    try:
+        os.write(memory, found.key_pem + found.chain_pem)
+        context.load_cert_chain(f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:

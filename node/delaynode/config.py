@@ -13,7 +13,14 @@ from delayapi.events import add_level_option
 from delayapi.log_levels import LogLevel
 from delayregistry.model import Durability
 
-from delaynode.listener_options import ListenerConfig, Security, add_options, listeners_of, primary
+from delaynode.listener_options import (
+    ListenerConfig,
+    Security,
+    add_options,
+    listeners_of,
+    metrics_listener_of,
+    primary,
+)
 
 EDGE_VARIABLE = "DELAYNODE_EDGE"
 EDGES = ("auto", "grpcio", "compiled")
@@ -51,6 +58,7 @@ class NodeConfig:
     listeners: tuple[ListenerConfig, ...]  # that of `listen` and `advertise` among them
     security: Security
     log_level: LogLevel  # while the cluster's spec names none
+    metrics_listener: ListenerConfig | None = None  # None: metrics are at `http`
 
 
 def parse(argv: list[str] | None = None) -> NodeConfig:
@@ -78,7 +86,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         "--http",
         type=_address,
         default="127.0.0.1:7170",
-        help="HOST:PORT for /healthz, /readyz and /metrics; [::] as above",
+        help="HOST:PORT for /healthz, /readyz and, without --metrics-listener, /metrics; [::] as above",
     )
     parser.add_argument(
         "--advertise-http", type=_address, default="", help="HOST:PORT that others reach --http at (default: the same)"
@@ -152,6 +160,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         parser.error(f"--edge: {error}")
     try:
         listeners = listeners_of(args, args.listen, args.advertise or args.listen)
+        metrics = metrics_listener_of(args, args.http, args.advertise_http or args.http)
     except ValueError as error:
         parser.error(str(error))
     first = primary(listeners)
@@ -181,6 +190,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
             args.certificates, args.client_ca, args.peer_certificates, args.peers, args.connection_age_seconds
         ),
         log_level=args.log_level,
+        metrics_listener=metrics,
     )
 
 

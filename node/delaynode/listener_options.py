@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from delayapi import address
 
 LISTENERS_VARIABLE = "DELAYNODE_LISTENERS"  # those of the option, with ; between them
+METRICS_VARIABLE = "DELAYNODE_METRICS_LISTENER"
 VARIABLES = {  # of the other options
     "certificates": "DELAYNODE_CERTIFICATES",
     "client_ca": "DELAYNODE_CLIENT_CA",
@@ -21,9 +22,10 @@ PEERS = ("off", "permissive", "preferred", "required")
 DIALS_TLS = ("preferred", "required")
 TRANSPORTS = ("plain", "tls")
 AUTHENTICATIONS = ("none", "token", "mtls")
-PLAIN, INTERNAL = "plain", "internal"
+PLAIN, INTERNAL, METRICS = "plain", "internal", "metrics"
 INTERNAL_PORT = 7073
 MAX_LISTENERS = 8
+_SHAPE = f"PORT,{'|'.join(TRANSPORTS)},{'|'.join(AUTHENTICATIONS)}"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,13}[a-z0-9])?")
 
 
@@ -57,6 +59,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a port for gRPC on the host of --listen, and how clients prove who they are; repeatable. tls needs "
         "--certificates, mtls --client-ca too. Without any there is one, `plain`, at --listen, for everybody "
         f"(default: ${LISTENERS_VARIABLE}, with ; between them)",
+    )
+    parser.add_argument(
+        "--metrics-listener",
+        metavar="PORT,plain|tls,none|token|mtls",
+        default=os.environ.get(METRICS_VARIABLE, ""),
+        help="a port for /metrics on the host of --http, in place of --http's, and how who reads them proves who that "
+        f"is; it needs the right Describe on all topics (default: ${METRICS_VARIABLE}, else --http for everybody)",
     )
     for name, what in (
         ("certificates", "directory with tls.crt and tls.key, and ca.crt, of the listeners with tls"),
@@ -96,13 +105,25 @@ def listeners_of(args: argparse.Namespace, listen: str, advertise: str) -> tuple
     if not asked:
         found = [ListenerConfig(PLAIN, listen, advertise, False, "none")]
     else:
-        found = [_listener(text, listen, advertise) for text in asked]
+        found = [_named_listener(text, listen, advertise) for text in asked]
     if args.peers != "off":
         if not args.peer_certificates:
             raise ValueError(f"--peers: {args.peers} needs --peer-certificates")
-        found.append(_on_port(INTERNAL, args.internal_port, listen, advertise, True, "peer"))
+        found.append(_on_port(INTERNAL, args.internal_port, listen, advertise, True, "peer", "--internal-port"))
     _check(found, args)
     return tuple(found)
+
+
+def metrics_listener_of(args: argparse.Namespace, http: str, advertise_http: str) -> ListenerConfig | None:
+    """None: metrics are at --http. Raises ValueError, which begins with the option."""
+    if not args.metrics_listener:
+        return None
+    option = "--metrics-listener"
+    found = _listener(METRICS, args.metrics_listener, http, advertise_http, option)
+    _check_files(found, args, option)
+    if found.listen == http:
+        raise ValueError(f"{option}: it has the port of --http, {http}")
+    return found
 
 
 def primary(listeners: Sequence[ListenerConfig]) -> ListenerConfig:
@@ -110,30 +131,48 @@ def primary(listeners: Sequence[ListenerConfig]) -> ListenerConfig:
     return next((one for one in listeners if one.authentication == "none" and not one.tls), listeners[0])
 
 
-def _listener(text: str, listen: str, advertise: str) -> ListenerConfig:
+def _named_listener(text: str, listen: str, advertise: str) -> ListenerConfig:
     name, _, rest = text.strip().partition("=")
-    port, transport, authentication = (*rest.split(","), "", "", "")[:3]
-    if rest.count(",") != 2 or transport not in TRANSPORTS or authentication not in AUTHENTICATIONS:
+    if not _fits(rest):
+        raise ValueError(f"--listener: {text!r} is not NAME={_SHAPE}, such as tokens=7071,tls,token")
+    if not _NAME.fullmatch(name) or name in (INTERNAL, METRICS):
         raise ValueError(
-            f"--listener: {text!r} is not NAME=PORT,{'|'.join(TRANSPORTS)},{'|'.join(AUTHENTICATIONS)}, such as "
-            "tokens=7071,tls,token"
+            f"--listener: {name!r} is no name for one: 1 to 15 of a-z, 0-9 and '-', first a letter; not {INTERNAL} or "
+            f"{METRICS}"
         )
-    if not _NAME.fullmatch(name) or name == INTERNAL:
-        raise ValueError(
-            f"--listener: {name!r} is no name for one: 1 to 15 of a-z, 0-9 and '-', first a letter; not {INTERNAL}"
-        )
+    return _listener(name, rest, listen, advertise, "--listener")
+
+
+def _fits(text: str) -> bool:
+    parts = text.split(",")
+    return len(parts) == 3 and parts[1] in TRANSPORTS and parts[2] in AUTHENTICATIONS
+
+
+def _listener(name: str, text: str, listen: str, advertise: str, option: str) -> ListenerConfig:
+    if not _fits(text):
+        raise ValueError(f"{option}: {text!r} is not {_SHAPE}, such as 7171,tls,token")
+    port, transport, authentication = text.split(",")
     if not (port.isascii() and port.isdigit()):
-        raise ValueError(f"--listener: {port!r} is no port, in {text!r}")
+        raise ValueError(f"{option}: {port!r} is no port, in {text!r}")
     if authentication != "none" and transport != "tls":
-        raise ValueError(f"--listener: {name} has {authentication}, which needs tls")
-    return _on_port(name, int(port), listen, advertise, transport == "tls", authentication)
+        raise ValueError(f"{option}: {name} has {authentication}, which needs tls")
+    return _on_port(name, int(port), listen, advertise, transport == "tls", authentication, option)
 
 
-def _on_port(name: str, port: int, listen: str, advertise: str, tls: bool, authentication: str) -> ListenerConfig:
+def _on_port(
+    name: str, port: int, listen: str, advertise: str, tls: bool, authentication: str, option: str
+) -> ListenerConfig:
     if not 0 < port < 1 << 16:
-        raise ValueError(f"--{'internal-port' if name == INTERNAL else 'listener'}: {port} is no port, of {name}")
+        raise ValueError(f"{option}: {port} is no port, of {name}")
     at, shown = (address.join(address.split(one)[0], port) for one in (listen, advertise))
     return ListenerConfig(name, at, shown, tls, authentication)
+
+
+def _check_files(one: ListenerConfig, args: argparse.Namespace, option: str) -> None:
+    if one.tls and one.name != INTERNAL and not args.certificates:
+        raise ValueError(f"{option}: {one.name} has tls, which needs --certificates")
+    if one.authentication == "mtls" and not args.client_ca:
+        raise ValueError(f"{option}: {one.name} has mtls, which needs --client-ca")
 
 
 def _check(listeners: Sequence[ListenerConfig], args: argparse.Namespace) -> None:
@@ -144,10 +183,7 @@ def _check(listeners: Sequence[ListenerConfig], args: argparse.Namespace) -> Non
         if len(set(all_of)) != len(all_of):
             raise ValueError(f"--listener: two have one {what}: {', '.join(sorted(all_of))}")
     for one in listeners:
-        if one.tls and one.name != INTERNAL and not args.certificates:
-            raise ValueError(f"--listener: {one.name} has tls, which needs --certificates")
-        if one.authentication == "mtls" and not args.client_ca:
-            raise ValueError(f"--listener: {one.name} has mtls, which needs --client-ca")
+        _check_files(one, args, "--listener")
     if args.peers not in DIALS_TLS and not any(one.authentication == "none" and not one.tls for one in listeners):
         raise ValueError(
             f"--listener: with --peers {args.peers} nodes pass calls on in plain text, to a listener `plain,none`, and "

@@ -36,6 +36,7 @@ from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.http import serve_http
 from delaynode.server.listeners import listeners_of
+from delaynode.server.metrics_port import serve_metrics
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
 from delaynode.server.replica_status import ReplicationService
 from delaynode.server.service import DelayService
@@ -85,11 +86,23 @@ def note_end(text: str, path: Path = TERMINATION_LOG) -> None:
 
 
 async def _follow_state(node: Node, edge: GrpcEdge | CompiledEdge, log: Logger) -> None:
-    """The health that clients are told, and the log's level as the cluster's spec has it."""
+    """The health that clients are told, why in the log, and the log's level as the cluster's spec has it."""
+    told: str | None = None
+    broken = False
     while True:
         log.set_level(node.routes.cluster.log_level if node.routes.cluster is not None else None)
-        await edge.tell_health(serving=node.not_ready() is None)
+        reason = node.readiness()
+        await edge.tell_health(serving=reason is None)
+        if (word := None if reason is None else reason.word) != told:
+            told = word
+            if reason is None:
+                log("not-ready-over")
+            else:
+                log("not-ready", word=reason.word, reason=reason.text)
         node.certificates.tell_changes(log)
+        if not broken and (error := node.fatal_error()) is not None:
+            broken = True
+            log("vital-part-ended", reason=error)
         await asyncio.sleep(STATE_SECONDS)
 
 
@@ -112,6 +125,7 @@ async def serve(config: NodeConfig) -> None:
     node = Node(config, open_registry(config.registry), log, AuditLogger(config.node), api)
     note_incarnation(node.incarnation)
     http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
+    metrics = await serve_metrics(node)
     try:
         known = await _unless(stopping, node.read_cluster())
     except ReleaseTooOld as error:
@@ -124,6 +138,8 @@ async def serve(config: NodeConfig) -> None:
         log("stopping")
         await node.stop()
     await http.cleanup()
+    if metrics is not None:
+        await metrics.close()
     await _calls_ended()
     log("stopped")
 

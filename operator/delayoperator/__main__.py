@@ -236,17 +236,22 @@ class Operator:
     async def _serve_http(self) -> web.AppRunner:
         metrics = registry_of(OperatorCollector(self.clusters, self.api, self.caches, self._leads))
 
+        told: list[str] = []
+
+        # Everybody may ask: both answer in words that are always the same. What is behind them is in the log.
         async def healthz(_: web.Request) -> web.Response:
+            nonlocal told
             stuck = self.clusters.stuck()
-            if stuck:
-                return web.Response(status=503, text="\n".join(stuck) + "\n")
-            return web.Response(text="ok\n")
+            if stuck != told:
+                told = stuck
+                self._log({"event": "clusters-stuck" if stuck else "clusters-stuck-over", "clusters": stuck})
+            return web.Response(status=503 if stuck else 200, text="clusters-stuck\n" if stuck else "ok\n")
 
         async def readyz(_: web.Request) -> web.Response:
             if not self._watching:
-                return web.Response(status=503, text="not watching the API server yet\n")
+                return web.Response(status=503, text="not-watching\n")
             if self.election.fault is not None and not self._leads():
-                return web.Response(status=503, text=f"whether it leads is not known: {self.election.fault}\n")
+                return web.Response(status=503, text="lead-unknown\n")
             return web.Response(text="ok: leads\n" if self._leads() else "ok: stands by\n")
 
         async def all_metrics(_: web.Request) -> web.Response:

@@ -98,7 +98,10 @@ def test_every_request_arrives() -> None:
                 "type": "LoadBalancer", "labels": {"a": "b"}, "annotations": {"c": "d"}, "loadBalancerClass": "x/y",
                 "loadBalancerSourceRanges": ["10.0.0.0/8"], "externalTrafficPolicy": "Local",
             },
-            monitoring={"podMonitor": True, "labels": {"release": "prometheus"}},
+            monitoring={
+                "podMonitor": True, "labels": {"release": "prometheus"}, "endpoint": {"interval": "15s"},
+                "metricsAuthentication": "MutualTLS",
+            },
             networkPolicy={"clients": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}], "monitoring": []},
             logLevel="debug",
             security={
@@ -126,6 +129,7 @@ def test_every_request_arrives() -> None:
     assert same == ["name", "nodes_version"], "one of them could be left out of convert.py, and nobody would see it"
     assert (made.image, made.paused, made.pod_monitor) == ("registry.example/delaycluster:1", True, True)
     assert made.monitor_labels == {"release": "prometheus"}
+    assert (made.monitor_endpoint, made.metrics_authentication) == ({"interval": "15s"}, "mtls")
     assert (made.storage.size, made.storage.class_name, made.storage.delete_with_cluster) == ("100Gi", "fast", True)
     assert made.network == NetworkAccess(({"namespaceSelector": {"matchLabels": {"a": "b"}}},), ())
     issuer = TokenIssuer(IssuerKind.OIDC, "b", "https://a.example", groups_claim="groups")

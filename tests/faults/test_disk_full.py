@@ -95,7 +95,7 @@ def test_a_disk_nearly_full_takes_no_messages_and_everything_else_goes_on(
     # what was taken while the disk was not asked counts too; the reserve is for checkpoints and the like
     assert log_bytes(disk) - before <= ROOM_MIB << 20
     disk.leave_free(RESERVE_MIB - 1)
-    poll("it says so", lambda: "new messages are refused" in get(cluster, "/readyz")[1])
+    poll("it says so", lambda: get(cluster, "/readyz") == (200, "ok\ndisk-nearly-full\n"))
 
     got = shard.receive_all(100, seconds=20)
     assert [(one.due_ms, one.seq) for one in got] == sorted(zip(soon.due, soon.seqs, strict=True))
@@ -244,10 +244,11 @@ def test_a_disk_full_to_the_last_byte_stops_the_shard_and_takes_back_nothing(
     assert shard.ack_all(now[:5]) == 5
     disk.leave_free(0)
 
-    sign = "shard t-0 has stopped: "
-    text = poll("the shard stops", lambda: (now := get(cluster, "/readyz")[1]) and sign in now and now, 30)
-    assert "No space left on device" in text[text.index(sign) :]
+    text = poll("the shard stops", lambda: (now := get(cluster, "/readyz")[1]) and "shard-stopped" in now and now, 30)
+    assert set(text.split()) <= {"shards-not-served", "shard-stopped", "disk-nearly-full"}, "no names, no paths"
     assert get(cluster, "/readyz")[0] == 503
+    (stopped,) = [one for one in client.call("DescribeNode").conditions if one.startswith("shard t-0 has stopped: ")]
+    assert "No space left on device" in stopped
     assert scrape(cluster)["delay_shards_stopped", ()] >= 1
     calls = (
         lambda: shard.send(Msg()),

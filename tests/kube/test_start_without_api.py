@@ -48,8 +48,10 @@ class Starting:
             return 0, str(error)
 
     def waits_for(self, what: str) -> bool:
-        status, text = self.asked("/readyz")
-        return status == 503 and "waiting for the registry" in text and what in text
+        told = self.events("registry-awaited")
+        return (
+            self.asked("/readyz") == (503, "waiting-for-registry\n") and bool(told) and what in str(told[-1]["reason"])
+        )
 
     def ready(self) -> bool:
         return self.asked("/readyz") == (200, "ok\n")

@@ -82,7 +82,9 @@ def test_health_and_readiness(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked("/readyz") == (200, "ok: leads\n")
     assert asked("/metrics")[0] == 200
     monkeypatch.setattr(running.operator.clusters, "stuck", lambda: ["default/shop: its thread has died"])
-    assert asked("/healthz") == (503, "default/shop: its thread has died\n")
+    assert asked("/healthz") == (503, "clusters-stuck\n")
+    (told,) = (it for it in running.events if it["event"] == "clusters-stuck")
+    assert told["clusters"] == ["default/shop: its thread has died"]
 
 
 def test_a_node_leaves_its_incarnation_for_the_kubelet(tmp_path: Path) -> None:

@@ -112,6 +112,29 @@ def test_settings_reach_the_node_and_win_over_those_of_the_memory_limit() -> Non
     assert container(MINIMAL)["args"] == container(replace(MINIMAL, settings=NodeSettings()))["args"]
 
 
+def test_metrics_have_a_port_of_their_own_where_they_are_secured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYNODE_CERTIFICATES", "/etc/delaycluster/server")
+    view = replace(PRODUCTION, metrics_authentication="token", monitor_endpoint={"interval": "15s"})
+    found = parsed(view).metrics_listener
+    assert found is not None
+    assert (found.listen, found.tls, found.authentication) == ("[::]:7171", True, "token")
+    assert {"name": "metrics", "containerPort": 7171, "protocol": "TCP"} in container(view)["ports"]
+    (endpoint,) = one(build(view), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("metrics", "https", "15s")
+    *_, monitoring = one(build(view), "NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for port in monitoring["ports"]] == [7170, 7171]
+    assert parsed(PRODUCTION).metrics_listener is None
+    (plain,) = one(build(PRODUCTION), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert (plain["port"], "scheme" in plain) == ("http", False)
+
+
+def test_relabelings_of_people_come_after_ours() -> None:
+    theirs = {"action": "labeldrop", "regex": "pod"}
+    view = replace(PRODUCTION, monitor_endpoint={"relabelings": [theirs]})
+    (endpoint,) = one(build(view), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert [it["action"] for it in endpoint["relabelings"]] == ["replace", "labeldrop"]
+
+
 def test_the_clients_service_is_as_people_ask_and_the_others_are_not() -> None:
     found = one(build(PRODUCTION), "Service", "payments-client")
     assert found["spec"]["type"] == "LoadBalancer"
@@ -306,7 +329,10 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "settings": lambda view: replace(view, settings=NodeSettings(max_connections=9)),
     "service": lambda view: replace(view, service=ServiceView({"team": "other"})),
     "podTemplate": lambda view: replace(view, pod=replace(view.pod, labels={"team": "other"})),
-    "monitoring": lambda view: replace(view, pod_monitor=False),
+    "monitoring.podMonitor": lambda view: replace(view, pod_monitor=False),
+    "monitoring.labels": lambda view: replace(view, monitor_labels={}),
+    "monitoring.endpoint": lambda view: replace(view, monitor_endpoint={"interval": "1m"}),
+    "monitoring.metricsAuthentication": lambda view: replace(view, metrics_authentication="token"),
     "networkPolicy": lambda view: replace(view, network=None),
     "logLevel": desired(log_level=LogLevel.DEBUG),
     "security.mode": lambda view: replace(view, tls=TLS),
@@ -332,6 +358,7 @@ def test_the_table_knows_every_field_that_people_can_write() -> None:
     """The table names the parts of some fields, since they differ in effect."""
     parts: dict[str, type[BaseModel]] = {"topics": Topic, "failover": Failover, "storage": crd.StorageModel}
     parts |= {"bootstrap": crd.BootstrapModel, "upgrade": crd.UpgradeModel, "security": SecurityModel}
+    parts |= {"monitoring": crd.Monitoring}
     for name in written(DelayClusterSpec):
         below = {f"{name}.{part}" for part in written(parts[name])} - {"topics.name"} if name in parts else set()
         assert {key for key in EFFECTS if key.startswith(f"{name}.")} == below

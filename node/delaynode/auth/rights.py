@@ -60,7 +60,7 @@ class AccessQuestion:
         if self.operation is Operation.ADMIN:
             return "the cluster"
         of_group = f", group {_shown(self.group)}" if self.operation in OF_GROUPS else ""
-        return f"topic {_shown(self.topic)}{of_group}"
+        return f"topic {_shown(self.topic)}{of_group}" if self.topic else "all topics"
 
 
 class Rights:

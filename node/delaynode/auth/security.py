@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from delayregistry.security import Operation, SecurityObject, SecuritySpec
@@ -29,7 +30,8 @@ class RunBlocking(Protocol):
 
 class NodeSecurity:
     """Owned by the event loop. listeners: how each learns who calls; without any that does, a node follows no document
-    and allows everything. peers, api: see ListenerIdentities, TokenVerifier. audit: where that log goes.
+    and allows everything. peers, api: see ListenerIdentities, TokenVerifier. audit: where that log goes. of_metrics:
+    the listener of metrics alone, if any: for its sake no client waits for a document.
     """
 
     def __init__(
@@ -41,11 +43,12 @@ class NodeSecurity:
         listeners: Mapping[str, Authentication],
         peers: Callable[[], str] = lambda: "",
         api: ApiServer | None = None,
+        of_metrics: Mapping[str, Authentication] = MappingProxyType({}),
     ) -> None:
-        self._metrics, self._listeners, self._peers, self._api = metrics, dict(listeners), peers, api
-        self.followed = not CLIENTS.isdisjoint(listeners.values())
+        self._metrics, self._listeners, self._peers, self._api = metrics, {**listeners, **of_metrics}, peers, api
+        self.followed = not CLIENTS.isdisjoint(self._listeners.values())
         self.audit = AuditLog(audit)
-        self.rights = Rights(closed=self.followed, told=self._denied)
+        self.rights = Rights(closed=not CLIENTS.isdisjoint(listeners.values()), told=self._denied)
         self._tokens = TokenVerifier(api, log)
         self.document = SecurityDocument(data, log, self._apply)
 

@@ -17,10 +17,19 @@ SLOW_SECONDS = 10.0  # of a write: longer than a disk ever takes that is well
 
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """kind: the event that says so in the log; empty: it is said where it is found. text: with the figures of the
-    moment."""
+    """kind: a word for it, and the event that says so in the log; logged: False where it is said where it is found.
+    text: with names and with the figures of the moment."""
 
     kind: str
+    text: str
+    logged: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NotReady:
+    """Why a node should get no traffic: a word for it, and a text with names."""
+
+    word: str
     text: str
 
 
@@ -65,7 +74,11 @@ def conditions(node: Node) -> list[NodeCondition]:
         text = f"{problem}; the document before stays in force"
         found.append(NodeCondition("security-document-bad", f"security: {text}"))
     found += (
-        NodeCondition("", f"certificate unusable: {use}: {why}; what was good before is used as long as it is valid")
+        NodeCondition(
+            "certificate-unusable",
+            f"certificate unusable: {use}: {why}; what was good before is used as long as it is valid",
+            logged=False,
+        )
         for use, why in node.certificates.problems().items()
     )
     found += (
@@ -82,7 +95,7 @@ class ConditionLog:
         self._last: frozenset[str] = frozenset()
 
     def update(self, found: list[NodeCondition]) -> None:
-        text = {condition.kind: condition.text for condition in found if condition.kind}
+        text = {condition.kind: condition.text for condition in found if condition.logged}
         for kind in sorted(text.keys() - self._last):
             self._log(kind, text=text[kind])
         for kind in sorted(self._last - text.keys()):

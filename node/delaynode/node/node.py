@@ -22,7 +22,7 @@ from delaynode.config import NodeConfig
 from delaynode.limits.flow import Flow
 from delaynode.metrics import NodeMetrics
 from delaynode.node.clock_watch import ClockWatch, boot_id
-from delaynode.node.conditions import ConditionLog, conditions
+from delaynode.node.conditions import ConditionLog, NotReady, conditions
 from delaynode.node.data_lock import lock_data
 from delaynode.node.disk import DiskSpace, needed_bytes
 from delaynode.node.membership import Membership
@@ -75,8 +75,10 @@ class Node:
         self.flow = Flow(config, log)
         self.certificates = NodeCertificates(config.security)
         authentication = {one.name: Authentication(one.authentication) for one in config.listeners}
+        metrics = config.metrics_listener
+        of_metrics = {} if metrics is None else {metrics.name: Authentication(metrics.authentication)}
         self.security = NodeSecurity(
-            config.data, self.metrics, log, audit or log, authentication, self.certificates.cluster_uri, api
+            config.data, self.metrics, log, audit or log, authentication, self.certificates.cluster_uri, api, of_metrics
         )
         self._lock = lock_data(config.data)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
@@ -336,16 +338,23 @@ class Node:
 
     def not_ready(self) -> str | None:
         """Why this node should get no traffic; None when it should."""
+        found = self.readiness()
+        return None if found is None else found.text
+
+    def readiness(self) -> NotReady | None:
+        """Likewise, with a word for it."""
         if self.stopping:
-            return "the node is stopping"
+            return NotReady("stopping", "the node is stopping")
         if self.membership.waiting_for is not None:
-            return f"waiting for the registry: {self.membership.waiting_for}"
+            return NotReady("waiting-for-registry", f"waiting for the registry: {self.membership.waiting_for}")
         if not self.routes.was_read:
-            return "the registry has not answered yet"
+            return NotReady("waiting-for-registry", "the registry has not answered yet")
         if (closed := self.security.not_ready()) is not None:
-            return closed
-        waiting = self.finder.unserved(self.clock.now_ms())
-        return f"{len(waiting)} shards are not served yet: {', '.join(waiting[:5])}" if waiting else None
+            return NotReady("waiting-for-security-document", closed)
+        if waiting := self.finder.unserved(self.clock.now_ms()):
+            text = f"{len(waiting)} shards are not served yet: {', '.join(waiting[:5])}"
+            return NotReady("shards-not-served", text)
+        return None
 
 
 def _direct_writes(config: NodeConfig) -> DirectWrites | None:

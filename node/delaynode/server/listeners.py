@@ -63,6 +63,11 @@ class Listener:
             store.subscribe(lambda _: told())
 
 
+def metrics_listener(config: NodeConfig, certificates: NodeCertificates) -> Listener | None:
+    one = config.metrics_listener
+    return None if one is None else Listener(one, certificates, forwards=False, max_age_ms=None)
+
+
 def listeners_of(config: NodeConfig, certificates: NodeCertificates) -> list[Listener]:
     """As the settings have them. Nodes pass calls on to a listener for everybody, unless they only talk by TLS."""
     age_ms = config.security.connection_age_s * 1_000

@@ -197,8 +197,21 @@ class StorageModel(Model):
     )
 
 
+class MetricsAuthentication(StrEnum):
+    TOKEN = "Token"
+    MUTUAL_TLS = "MutualTLS"
+
+
 class Monitoring(Model):
     """How the cluster is watched."""
+
+    metrics_authentication: MetricsAuthentication | None = Field(
+        None,
+        description="Gives /metrics a port of its own, 7171, by TLS, for who proves in this way who it is and may "
+        "Describe all topics. It counts where security.mode is Permissive or Required; MutualTLS with "
+        "certificates.clientCA. Absent: on 7170, for everybody. A change restarts the "
+        "nodes, one after the other.",
+    )
 
     pod_monitor: Bool = Field(
         False, description="Makes a PodMonitor of the Prometheus operator (its CRD must be there) for the nodes."
@@ -209,6 +222,12 @@ class Monitoring(Model):
         "such as release: kube-prometheus-stack.",
         max_length=64,
         json_schema_extra=rules(limits.ours("labels")),
+    )
+    endpoint: Anything | None = Field(
+        None,
+        description="More of the PodMonitor's endpoint, as the Prometheus operator has it: interval, tlsConfig, "
+        "authorization and so on.",
+        json_schema_extra=OPEN,
     )
 
 

@@ -18,7 +18,14 @@ from delayregistry.security import AuthorizationMode, IssuerKind, SecuritySpec, 
 from pydantic import ValidationError
 
 from delayoperator.crds import limits
-from delayoperator.crds.cluster import DelayClusterSpec, Finalize, NetworkPolicyModel, Topic
+from delayoperator.crds.cluster import (
+    DelayClusterSpec,
+    Finalize,
+    MetricsAuthentication,
+    Monitoring,
+    NetworkPolicyModel,
+    Topic,
+)
 from delayoperator.crds.node_settings import NodeSettingsModel
 from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
@@ -71,6 +78,8 @@ class DesiredCluster:
     service: ServiceView = field(default_factory=ServiceView)
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)
+    monitor_endpoint: Mapping[str, Any] = field(default_factory=dict)
+    metrics_authentication: str = ""  # of the node's option; "": metrics have no port of their own
     rebalance: Rebalancing | None = None
     network: NetworkAccess | None = None
     security: DesiredSecurity = field(default_factory=lambda: DesiredSecurity())
@@ -269,7 +278,11 @@ def _taken_back(spec: DelayClusterSpec, accepted: ClusterSpec, kept: Mapping[str
             yield Refusal(f"{path}.type", f"is {topic.type}, but was {before.type}; {limits.TOPIC[1]['message']}")
 
 
+_METRICS = {None: "", MetricsAuthentication.TOKEN: "token", MetricsAuthentication.MUTUAL_TLS: "mtls"}
+
+
 def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
+    monitoring = spec.monitoring or Monitoring.model_validate({})
     return DesiredCluster(
         cluster=_cluster(name, spec),
         image=spec.image,
@@ -279,8 +292,10 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         pod=_pod(spec.pod_template or PodTemplate.model_validate({})),
         settings=_settings(spec.settings or NodeSettingsModel.model_validate({})),
         service=_service(spec.service or ClientService.model_validate({})),
-        pod_monitor=spec.monitoring is not None and spec.monitoring.pod_monitor,
-        monitor_labels=(spec.monitoring.labels if spec.monitoring is not None else None) or {},
+        pod_monitor=monitoring.pod_monitor,
+        monitor_labels=monitoring.labels or {},
+        monitor_endpoint=monitoring.endpoint or {},
+        metrics_authentication=_METRICS[monitoring.metrics_authentication],
         rebalance=spec.rebalance,
         network=None if spec.network_policy is None else _network(spec.network_policy),
         security=DesiredSecurity() if spec.security is None else _security(name, spec.security),

@@ -118,12 +118,20 @@ def view_of(
         service=desired.service,
         pod_monitor=desired.pod_monitor,
         monitor_labels=desired.monitor_labels,
+        monitor_endpoint=desired.monitor_endpoint,
+        metrics_authentication=_metrics(desired.metrics_authentication, tls),
         network=desired.network,
         shards=shards,
         restart=restart,
         tls=tls,
         rebalance=None if rebalance is None else _job_spec(rebalance, desired.cluster.name, rebalance_image),
     )
+
+
+def _metrics(authentication: str, tls: TlsSettings | None) -> str:
+    """A port of their own is by TLS: without it there is none, and nodes would not start."""
+    known = tls is not None and (authentication != "mtls" or bool(tls.client_ca))
+    return authentication if known else ""
 
 
 def _job_spec(rebalancing: Rebalancing, cluster: str, default_image: str) -> RebalanceJobSpec:

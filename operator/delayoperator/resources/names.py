@@ -20,6 +20,7 @@ CONTAINER = "node"
 
 GRPC_PORT = 7070
 HTTP_PORT = 7170
+METRICS_PORT = 7171  # where /metrics has a port of its own
 PEER_PORT = 7270  # TCP: shipping, UDP: heartbeats
 TOKENS_PORT, MTLS_PORT, INTERNAL_PORT = 7071, 7072, 7073  # gRPC by TLS: delaynode.listener_options
 

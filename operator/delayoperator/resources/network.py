@@ -15,12 +15,13 @@ def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
     ours = [nodes, {"podSelector": {"matchLabels": names.job_selector(view.name)}}]
     if view.operator_namespace:
         ours.append(_operator_in(view.operator_namespace))
+    secured = bool(view.metrics_authentication)
     clients = None if access.clients is None else [*ours, *access.clients]
     ingress = [
         _from([nodes], _port(names.PEER_PORT), _port(names.PEER_PORT, "UDP")),
         *([] if view.tls is None else [_from([nodes], _port(names.INTERNAL_PORT))]),
         *_unless_nobody(clients, *(number for _, number in tls.client_ports(view.tls))),
-        *_unless_nobody(access.monitoring, names.HTTP_PORT),
+        *_unless_nobody(access.monitoring, names.HTTP_PORT, *([names.METRICS_PORT] if secured else [])),
     ]
     return {
         "apiVersion": "networking.k8s.io/v1",

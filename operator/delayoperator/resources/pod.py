@@ -121,6 +121,7 @@ def restricted() -> Json:
 
 def _container(view: ClusterView) -> Json:
     resources = DEFAULT_RESOURCES if view.resources is None else view.resources
+    secured = view.metrics_authentication
     return {
         "name": names.CONTAINER,
         "image": view.image,
@@ -138,6 +139,7 @@ def _container(view: ClusterView) -> Json:
             f"--advertise-http=$(POD_IP):{names.HTTP_PORT}",
             f"--peer=$(POD_IP):{names.PEER_PORT}",
             *tls.args(view.tls),
+            *([f"--metrics-listener={names.METRICS_PORT},tls,{secured}"] if secured else []),
             *memory_args(resources),
             *settings_args(view.settings),
         ],
@@ -147,6 +149,7 @@ def _container(view: ClusterView) -> Json:
             {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": "peer", "containerPort": names.PEER_PORT, "protocol": "TCP"},
             {"name": "peer-udp", "containerPort": names.PEER_PORT, "protocol": "UDP"},
+            *([{"name": "metrics", "containerPort": names.METRICS_PORT, "protocol": "TCP"}] if secured else []),
         ],
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()

@@ -31,12 +31,15 @@ def pod_monitor(view: ClusterView) -> Json:
     """For the Prometheus operator, where its CRD is installed. Series are labelled as those of our operator are."""
     cluster = {"action": "replace", "targetLabel": "cluster", "replacement": view.name}
     meta = names.metadata(view, view.name)
+    port = {"port": "metrics", "scheme": "https"} if view.metrics_authentication else {"port": "http"}
+    more = dict(view.monitor_endpoint)
+    relabelings = [cluster, *more.pop("relabelings", [])]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": {**meta, "labels": {**view.monitor_labels, **meta["labels"]}},
         "spec": {
             "selector": {"matchLabels": names.selector(view.name)},
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "relabelings": [cluster]}],
+            "podMetricsEndpoints": [{**port, "path": "/metrics", **more, "relabelings": relabelings}],
         },
     }

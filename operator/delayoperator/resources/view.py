@@ -147,6 +147,8 @@ class ClusterView:
     service: ServiceView = field(default_factory=ServiceView)
     pod_monitor: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # of the PodMonitor
+    monitor_endpoint: Mapping[str, Any] = field(default_factory=dict)  # more of its endpoint
+    metrics_authentication: str = ""  # token or mtls, of a port for metrics; "": there is none
     shards: tuple[str, ...] = ()
     rebalance: RebalanceJobSpec | None = None
     restart: str = ""

@@ -2,7 +2,7 @@
 
 import pytest
 from delaynode import config as configuration
-from delaynode.listener_options import LISTENERS_VARIABLE, VARIABLES, ListenerConfig, Security
+from delaynode.listener_options import LISTENERS_VARIABLE, METRICS_VARIABLE, VARIABLES, ListenerConfig, Security
 
 BASE = ["--node-id", "n0", "--data", "d", "--registry", "sqlite:r", "--edge", "grpcio"]
 SERVER = ["--certificates", "/certs"]
@@ -61,7 +61,7 @@ def test_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--listener", "A=1,plain,none"], "'A' is no name for one: 1 to 15 of a-z"),
         (["--listener", "internal=1,plain,none"], "not internal"),
         (["--listener", "a" * 16 + "=1,plain,none"], "is no name for one"),
-        (["--listener", "a=x,plain,none"], "'x' is no port, in 'a=x,plain,none'"),
+        (["--listener", "a=x,plain,none"], "'x' is no port, in 'x,plain,none'"),
         (["--listener", "a=0,plain,none"], "0 is no port, of a"),
         (["--listener", "a=65536,plain,none"], "65536 is no port, of a"),
         (["--listener", "a=1,plain,token"], "a has token, which needs tls"),
@@ -94,3 +94,38 @@ def test_a_bad_value_in_the_environment_is_told_of(
     with pytest.raises(SystemExit):
         parse()
     assert "--peers: 'on'; it is one of off, permissive, preferred, required" in capsys.readouterr().err
+
+
+def test_metrics_have_a_port_of_their_own_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse().metrics_listener is None
+    http = ("--http", "[::]:7170", "--advertise-http", "10.0.0.1:7170")
+    found = parse(*http, *SERVER, "--metrics-listener", "7171,tls,token").metrics_listener
+    assert found == ListenerConfig("metrics", "[::]:7171", "10.0.0.1:7171", True, "token")
+    monkeypatch.setenv(METRICS_VARIABLE, "7171,plain,none")
+    assert parse().metrics_listener == ListenerConfig("metrics", "127.0.0.1:7171", "127.0.0.1:7171", False, "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["metrics=7171,tls,token"], "'metrics=7171' is no port"),
+        (["7171"], "'7171' is not PORT,plain|tls,none|token|mtls, such as 7171,tls,token"),
+        (["0,plain,none"], "0 is no port"),
+        (["7171,plain,token"], "metrics has token, which needs tls"),
+        (["7171,tls,token"], "metrics has tls, which needs --certificates"),
+        (["7171,tls,mtls", *SERVER], "metrics has mtls, which needs --client-ca"),
+        (["7170,plain,none"], "it has the port of --http"),
+    ],
+)
+def test_a_metrics_listener_that_does_not_fit_is_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse("--metrics-listener", *options)
+    assert f"--metrics-listener: {said}" in capsys.readouterr().err
+
+
+def test_no_listener_is_called_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--listener", "metrics=7071,plain,none")
+    assert "'metrics' is no name for one" in capsys.readouterr().err

@@ -69,7 +69,8 @@ def test_a_node_that_renews_its_lease_no_more_for_a_fault_of_its_own_is_to_be_re
             assert await asked(inside.node) == (200, "ok")
             monkeypatch.setattr(registry, "renew_lease", raising(KeyError("planted")), raising=False)
             await until(inside.node.fatal_error)
-            assert await asked(inside.node) == (503, "renew_loop has ended: KeyError('planted')")
+            assert inside.node.fatal_error() == "renew_loop has ended: KeyError('planted')"
+            assert await asked(inside.node) == (503, "vital-part-ended")
         finally:
             await inside.stop()
 

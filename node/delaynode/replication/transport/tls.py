@@ -8,7 +8,6 @@ thread of their own: the event loop does no arithmetic for those who are not kno
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from delayapi.certificates import Certificates, names_of
+from delayapi.certificates import Certificates, load_chain, names_of
 
 from delaynode.clock import wall_ms
 from delaynode.replication.heartbeat_guard import HeartbeatGuard
@@ -165,10 +164,5 @@ def _context(found: Certificates, *, server: bool) -> ssl.SSLContext:
     context.load_verify_locations(cadata=found.roots_pem.decode())
     if server:
         context.num_tickets = 0  # every link begins with a whole handshake
-    memory = os.memfd_create("peer-tls")  # load_cert_chain() takes files alone, and the key must not get to a disk
-    try:
-        os.write(memory, found.key_pem + found.chain_pem)
-        context.load_cert_chain(f"/proc/self/fd/{memory}")
-    finally:
-        os.close(memory)
+    load_chain(context, found)
     return context
