@@ -161,12 +161,14 @@ def test_an_operator_of_some_namespaces_may_read_what_lies_outside_of_all() -> N
 
 def test_an_operator_of_the_whole_cluster_has_all_sets_of_rules() -> None:
     (role,) = operators_roles()
-    rules, read_there, machines = (
-        read(CHART / "files" / f"{name}.yaml") for name in ("rules", "cluster-objects", "machines")
+    rules, read_there, machines, namespaces = (
+        read(CHART / "files" / f"{name}.yaml") for name in ("rules", "cluster-objects", "machines", "namespaces")
     )
     assert role["rules"] == rules + read_there + machines
     (role,) = operators_roles("--set", "rbac.readNodes=false")
     assert role["rules"] == rules + read_there
+    (role,) = operators_roles("--set", "rbac.readNamespaces=true")
+    assert role["rules"] == rules + read_there + machines + namespaces
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -51,7 +51,8 @@ def granted() -> set[Right]:
 
 
 def outside_of_namespaces() -> list[Json]:
-    return [*read(CHART / "files" / "cluster-objects.yaml"), *read(CHART / "files" / "machines.yaml")]
+    names = ("cluster-objects", "machines", "namespaces")
+    return [rule for name in names for rule in read(CHART / "files" / f"{name}.yaml")]
 
 
 def of(kind: ObjectKind, *verbs: str, part: str = "") -> set[Right]:
@@ -89,6 +90,8 @@ def asked_for() -> set[Right]:
         found |= of(kind, "delete")
     for kind in (kinds.DELAY_CLUSTER, *caches.CACHED):
         found |= of(kind, "list", "watch")
+    for kind in caches.REFERRING:
+        found |= of(kind, "patch", part="/status")
     if not routes.settings().scanning.disabled:  # kopf looks out for definitions that come later
         found |= {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
     for method, kind, part in calls():
@@ -144,7 +147,7 @@ def test_what_lies_outside_of_namespaces_is_only_read() -> None:
 
 def test_the_page_on_security_names_what_is_read_outside_of_namespaces_and_nothing_else() -> None:
     page = " ".join((ROOT / "docs" / "security.md").read_text().split())
-    said = re.search(r"Outside of namespaces it only reads, and only three kinds: ([A-Za-z, ]+)\.", page)
+    said = re.search(r"Outside of namespaces it only reads, and only four kinds: ([A-Za-z, ]+)\.", page)
     assert said is not None
     read_there = {resource for _, resource, _ in rights(outside_of_namespaces())}
     assert {kind.lower() for kind in said[1].split(", ")} == read_there
@@ -160,3 +163,6 @@ def test_rules_are_one_file_each_that_the_template_takes_as_it_is() -> None:
     assert taken == {
         "rules.yaml", "spark-executors.yaml", "cluster-objects.yaml", "machines.yaml", "shard-admin.yaml",
     }  # fmt: skip
+    template = (CHART / "templates" / "rbac.yaml").read_text()
+    taken = {path.name for path in (CHART / "files").glob("*.yaml") if f'"files/{path.name}"' in template}
+    assert taken == {"rules.yaml", "spark-executors.yaml", "cluster-objects.yaml", "machines.yaml", "namespaces.yaml"}

@@ -309,6 +309,15 @@ CEL = (
     BadCluster("an issuer whose keys nobody knows", _spec(security={"mode": "Off", "tokens": {"oidc": [
                {"issuer": "login", "audience": "delay"}]}}), By.CEL, "spec.security.tokens.oidc[0]",
                "needs jwksURL", "spec.security.tokens.oidc[login]: an issuer that is no https URL needs jwksURL"),
+    BadCluster("namespaces by no selector", _spec(allowedNamespaces={"from": "Selector"}), By.CEL,
+               "spec.allowedNamespaces", "from: Selector needs a selector",
+               "spec.allowedNamespaces: from: Selector needs a selector"),
+    BadCluster("all namespaces, and some", _spec(allowedNamespaces={"from": "All", "selector": {}}), By.CEL,
+               "spec.allowedNamespaces", "nothing else has one", "spec.allowedNamespaces: from: Selector needs"),
+    BadCluster("a label in no values", _spec(allowedNamespaces={"from": "Selector", "selector": {"matchExpressions": [
+               {"key": "team", "operator": "In", "values": []}]}}), By.CEL,
+               "spec.allowedNamespaces.selector.matchExpressions[0]", "In and NotIn need values",
+               "spec.allowedNamespaces.selector.matchExpressions[0]: In and NotIn need values"),
     BadCluster("automatic below nothing", _spec(rebalance={"approval": "AutomaticBelow"}), By.CEL, "spec.rebalance",
                "needs automaticBelow", "spec.rebalance.automaticBelow: approval AutomaticBelow needs"),
     BadCluster("loads counted by the second", _spec(rebalance={"slot": "1s"}), By.CEL, "spec.rebalance.slot",

@@ -121,7 +121,7 @@ def test_the_columns_name_fields_that_there_are(kind: CrdKind) -> None:
 def test_names_and_subresources() -> None:
     assert [(kind.plural, kind.short) for kind in KINDS] == [
         ("delayclusters", "dlc"), ("delayshards", "dsh"), ("delayrebalances", "drb"),
-        ("delayusers", "dlu"),
+        ("delayusers", "dlu"), ("delaytopics", "dlt"),
     ]  # fmt: skip
     for kind in KINDS:
         assert "status" in kind.manifest()["spec"]["versions"][0]["subresources"]
@@ -148,6 +148,7 @@ def test_only_what_names_an_item_is_required_of_people() -> None:
         ".spec.podTemplate.sidecars[]": ["name"],
         ".spec.podTemplate.initContainers[]": ["name"],
         ".spec.podTemplate.hostAliases[]": ["ip"],
+        ".spec.allowedNamespaces.selector.matchExpressions[]": ["key", "operator"],
         ".spec.networkPolicy.clients[].ipBlock": ["cidr"],
         ".spec.networkPolicy.monitoring[].ipBlock": ["cidr"],
         ".spec.security": ["mode"],

@@ -39,11 +39,11 @@ SEND = {"operations": ["Produce"], "topic": {"literal": "orders"}}
 def user(name: str, at: int = 0, **spec: Any) -> Json:
     made = {"certificates": [f"dns:{name}"], "rules": [SEND]} | spec
     meta = {"name": name, "namespace": "shop", "creationTimestamp": f"2026-01-01T00:00:{at:02}Z"}
-    return {"metadata": meta, "spec": {"cluster": "orders", **made}}
+    return {"metadata": meta, "spec": {"cluster": {"name": "orders"}, **made}}
 
 
 def rights_of(users: Sequence[Json]) -> Rights:
-    made = compile_users(users, BASE)
+    made = compile_users(users, BASE, {})
     assert made.text
     rights = Rights(closed=True)
     rights.apply(read_document(made.text))
@@ -149,10 +149,10 @@ def test_the_document_allows_what_the_users_say_and_nothing_more(
     broken["spec"] |= bad
     mixed = [*users, broken]
     order.shuffle(mixed)
-    made = compile_users(mixed, BASE)
-    assert made.text == compile_users([broken, *users], BASE).text
-    assert made.users["broken"].refused is UserReason.INVALID_SPEC, bad
-    assert made.users["broken"].message.startswith("spec"), made.users["broken"].message
+    made = compile_users(mixed, BASE, {})
+    assert made.text == compile_users([broken, *users], BASE, {}).text
+    assert made.users["shop", "broken"].refused is UserReason.INVALID_SPEC, bad
+    assert made.users["shop", "broken"].message.startswith("spec"), made.users["shop", "broken"].message
     rights = rights_of(mixed)
     for principal in ("dns:u0", "dns:v0", "dns:u1", "dns:broken", "dns:stranger"):
         for operation in Operation:
@@ -172,7 +172,7 @@ def test_what_a_user_is_known_by_is_the_principal_that_nodes_verify() -> None:
         tokens=[{"sha256": SHA, "expiresAt": "1970-01-01T01:00:00+01:00"}, {"sha256": "cd" * 32}],
         quotas={"enqueuePerSecond": 5, "enqueueBytesPerSecond": "2Ki", "connections": 7},
     )
-    spec = read_document(compile_users([body], BASE).text)
+    spec = read_document(compile_users([body], BASE, {}).text)
     assert {it.principal for it in spec.users} == {
         "spiffe://shop/till", "dns:till.shop", "system:serviceaccount:shop:till", "system:serviceaccount:cash:desk",
         "oidc:https://login.example.com#42", "token:till",
@@ -188,23 +188,23 @@ def test_who_is_known_already_is_the_older_users_and_the_younger_is_left_out_who
     thief = user("a-thief", 2, certificates=["dns:till", "dns:mine"], rules=[{"operations": ["Admin"]}])
     third = user("third", 3, certificates=["dns:mine"])
     for users in ([old, thief, third], [third, thief, old]):
-        made = compile_users(users, BASE)
-        assert made.users["a-thief"].refused is UserReason.IDENTITY_TAKEN
-        assert "dns:till is DelayUser old's" in made.users["a-thief"].message
+        made = compile_users(users, BASE, {})
+        assert made.users["shop", "a-thief"].refused is UserReason.IDENTITY_TAKEN
+        assert "dns:till is DelayUser old's" in made.users["shop", "a-thief"].message
         assert {it.principal for it in read_document(made.text).users} == {"dns:till", "dns:mine"}
         assert not allowed(rights_of(users), "dns:till", Operation.ADMIN, "", "")
         assert allowed(rights_of(users), "dns:till", Operation.PRODUCE, "orders", "")
 
 
 def test_a_token_counts_for_one_user() -> None:
-    made = compile_users([user("a", 2, tokens=[{"sha256": SHA}]), user("b", 1, tokens=[{"sha256": SHA}])], BASE)
-    assert made.users["a"].refused is UserReason.IDENTITY_TAKEN
+    made = compile_users([user("a", 2, tokens=[{"sha256": SHA}]), user("b", 1, tokens=[{"sha256": SHA}])], BASE, {})
+    assert made.users["shop", "a"].refused is UserReason.IDENTITY_TAKEN
     assert [it.name for it in read_document(made.text).tokens] == ["b"]
 
 
 def test_users_that_do_not_fit_are_said_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "MAX_DOCUMENT_BYTES", 2_000)
-    made = compile_users([user(f"u{number}") for number in range(30)], BASE)
+    made = compile_users([user(f"u{number}") for number in range(30)], BASE, {})
     assert made.text == ""
     assert "the limit is 2,000" in made.too_large
     assert all(it.refused is None for it in made.users.values())
@@ -213,9 +213,9 @@ def test_users_that_do_not_fit_are_said_with_the_limit(monkeypatch: pytest.Monke
 def test_no_single_user_fills_the_document() -> None:
     rule = {"operations": ["Consume"], "topic": {"prefix": ""}, "group": {"literal": "g" * 200}}
     glutton = user("glutton", rules=[rule] * MAX_USER_RULES, certificates=[f"dns:g{it}" for it in range(64)])
-    made = compile_users([glutton, user("modest", 1)], BASE)
-    assert made.users["glutton"].refused is UserReason.INVALID_SPEC
-    assert f"the limit is {security_document.MAX_USER_BYTES:,}" in made.users["glutton"].message
+    made = compile_users([glutton, user("modest", 1)], BASE, {})
+    assert made.users["shop", "glutton"].refused is UserReason.INVALID_SPEC
+    assert f"the limit is {security_document.MAX_USER_BYTES:,}" in made.users["shop", "glutton"].message
     assert [it.principal for it in read_document(made.text).users] == ["dns:modest"]
     assert security_document.MAX_USER_BYTES * 8 < MAX_DOCUMENT_BYTES
     assert MAX_USER_RULES == MAX_RULES
@@ -223,19 +223,21 @@ def test_no_single_user_fills_the_document() -> None:
 
 def test_a_user_is_in_force_as_it_was_written_and_not_otherwise() -> None:
     before, after = user("u", tokens=[{"sha256": SHA}]), user("u", tokens=[{"sha256": SHA}], rules=[])
-    text = compile_users([before, user("other", 1)], BASE).text
-    assert in_force(text).has(compile_users([before], BASE).users["u"])
-    assert not in_force(text).has(compile_users([after], BASE).users["u"])
+    text = compile_users([before, user("other", 1)], BASE, {}).text
+    assert in_force(text).has(compile_users([before], BASE, {}).users["shop", "u"])
+    assert not in_force(text).has(compile_users([after], BASE, {}).users["shop", "u"])
     later = user("u", tokens=[{"sha256": SHA, "expiresAt": "2030-01-01T00:00:00Z"}])
-    assert not in_force(text).has(compile_users([later], BASE).users["u"])
-    assert not in_force("{").has(compile_users([before], BASE).users["u"])
+    assert not in_force(text).has(compile_users([later], BASE, {}).users["shop", "u"])
+    assert not in_force("{").has(compile_users([before], BASE, {}).users["shop", "u"])
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"cluster": "other"}, "spec.cluster: cluster can't be changed"),
-        ({"cluster": "billing/orders"}, "spec.cluster"),
+        ({"cluster": {"name": "other"}}, "spec.cluster: cluster can't be changed"),
+        ({"cluster": {"name": "orders", "namespace": "shop"}}, "spec.cluster: cluster can't be changed"),
+        ({"cluster": {"name": "billing/orders"}}, "spec.cluster.name"),
+        ({"cluster": "orders"}, "spec.cluster"),
         ({"rules": [SEND | {"topic": {}}]}, "spec.rules[0].topic: it has either literal or prefix"),
         ({"rules": [SEND | {"topic": {"literal": "a", "prefix": ""}}]}, "spec.rules[0].topic: it has either"),
         ({"rules": [SEND | {"operations": ["All"]}]}, "spec.rules[0].operations[0]"),

@@ -18,7 +18,7 @@ MAP = "shop-security"
 
 
 def add(stage: Stage, name: str, cluster: str = "shop", **spec: Any) -> None:
-    made = {"cluster": cluster, "certificates": [f"dns:{name}"], "rules": [rule("orders")], **spec}
+    made = {"cluster": {"name": cluster}, "certificates": [f"dns:{name}"], "rules": [rule("orders")], **spec}
     stage.server.store.create(USERS, NAMESPACE, {"metadata": {"name": name}, "spec": made}, "kubectl")
 
 

@@ -28,6 +28,8 @@ LABELLED = {"labelSelector": CLUSTER_LABEL}
 
 ClusterKey = tuple[str, str]
 """A cluster's namespace and name."""
+ObjectKey = tuple[str, str]
+"""An object's namespace and name."""
 Listener = Callable[[str, str, Sequence[Json]], None]
 """(namespace, cluster, objects): something of the cluster's has changed, these are or were its new ones. Called under a
 lock; nothing that this process has written itself is told."""
@@ -35,6 +37,10 @@ lock; nothing that this process has written itself is told."""
 
 def labelled_cluster(obj: Json) -> str:
     return str((obj["metadata"].get("labels") or {}).get(CLUSTER_LABEL, ""))
+
+
+def labelled_key(obj: Json) -> ClusterKey:
+    return str(obj["metadata"].get("namespace", "")), labelled_cluster(obj)
 
 
 class ClusterWatches(Protocol):
@@ -232,7 +238,8 @@ class SharedWatch:
     """One watch of a collection, for the feeds of many clusters, and for whoever listens or asks; to that ObjectWatch
     it is the mirror. Feeds come and go on any thread.
 
-    query: chooses the objects. cluster_of: whose an object is. optional, forbidden_s: see ObjectWatch.
+    query: chooses the objects. key_of: whose an object is, which may be a cluster of another namespace than its own.
+    optional, forbidden_s: see ObjectWatch.
     """
 
     def __init__(
@@ -245,15 +252,15 @@ class SharedWatch:
         lively_watch_s: float | None = None,
         *,
         query: Mapping[str, str] = LABELLED,
-        cluster_of: Callable[[Json], str] = labelled_cluster,
+        key_of: Callable[[Json], ClusterKey] = labelled_key,
         optional: bool = False,
         forbidden_s: float = 0.0,
     ) -> None:
         self.path = path
-        self._cluster_of, self._log = cluster_of, log
+        self._key_of, self._log = key_of, log
         self._lock = threading.Lock()
-        self._objects: dict[ClusterKey, dict[str, Json]] = {}  # by cluster, then by name
-        self._owner: dict[tuple[str, str], ClusterKey] = {}  # by namespace and name: the key of `_objects`
+        self._objects: dict[ClusterKey, dict[ObjectKey, Json]] = {}  # by cluster
+        self._owner: dict[ObjectKey, ClusterKey] = {}  # the key of `_objects`
         self._feeds: dict[ClusterKey, list[ClusterFeed]] = {}
         self._listeners: list[Listener] = []
         self._heard = 0
@@ -315,7 +322,7 @@ class SharedWatch:
         """The API server has been asked by this process to delete it: until the watch tells of that, it is about to be
         gone."""
         with self._lock:
-            known = self._objects.get(self._owner.get((namespace, name), ("", "")), {}).get(name)
+            known = self._objects.get(self._owner.get((namespace, name), ("", "")), {}).get((namespace, name))
             if known is not None and known["metadata"].get("uid") == uid:
                 self._put({**known, "metadata": {"deletionTimestamp": SOON_GONE, **known["metadata"]}})
 
@@ -382,25 +389,27 @@ class SharedWatch:
         return list(self._objects.get(key, {}).values())
 
     def _find(self, obj: Json) -> Json | None:
-        key = self._owner.get((str(obj["metadata"].get("namespace", "")), name_of(obj)))
-        return None if key is None else self._objects[key][name_of(obj)]
+        key = self._owner.get(_object_key(obj))
+        return None if key is None else self._objects[key][_object_key(obj)]
 
     def _put(self, obj: Json) -> ClusterKey:
-        meta = obj["metadata"]
-        meta.pop("managedFields", None)  # who wrote which field: more than half of a shard's object
-        namespace = str(meta.get("namespace", ""))
-        key = namespace, self._cluster_of(obj)
-        self._objects.setdefault(key, {})[name_of(obj)] = obj
-        self._owner[namespace, name_of(obj)] = key
+        obj["metadata"].pop("managedFields", None)  # who wrote which field: more than half of a shard's object
+        key = self._key_of(obj)
+        self._objects.setdefault(key, {})[_object_key(obj)] = obj
+        self._owner[_object_key(obj)] = key
         return key
 
     def _drop(self, obj: Json) -> ClusterKey | None:
-        key = self._owner.pop((str(obj["metadata"].get("namespace", "")), name_of(obj)), None)
+        key = self._owner.pop(_object_key(obj), None)
         if key is not None:
-            self._objects[key].pop(name_of(obj), None)
+            self._objects[key].pop(_object_key(obj), None)
             if not self._objects[key]:
                 del self._objects[key]
         return key
+
+
+def _object_key(obj: Json) -> ObjectKey:
+    return str(obj["metadata"].get("namespace", "")), name_of(obj)
 
 
 def _version(obj: Json) -> int:

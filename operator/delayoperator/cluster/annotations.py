@@ -3,6 +3,7 @@
     DelayCluster  delaycluster.io/paused=WHO      as spec.paused
                   delaycluster.io/drain-n2=WHO    as spec.drained: [n2]
                   delaycluster.io/restart=VALUE   each new value restarts all pods, one by one
+                  delaycluster.io/owner-TOPIC=NAMESPACE   the topic, and what is in it, is that namespace's
     Pod           delaycluster.io/restart=WHO     this pod is restarted, in its turn
 
 WHO is any text, for the status to show who asked and why; an empty one and "false" ask for nothing.
@@ -22,19 +23,22 @@ from delayoperator.resources.names import PREFIX
 PAUSED = PREFIX + "paused"
 RESTART = PREFIX + "restart"
 DRAIN_PREFIX = PREFIX + "drain-"
+OWNER_PREFIX = PREFIX + "owner-"
 MAX_ASKED_BY_CHARS = 200  # of WHO, in a message
 
 _NODE = re.compile(r"n(0|[1-9][0-9]{0,4})")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterVerbs:
-    """A DelayCluster's annotations, as sentences' ends: who asked. unknown: keys of ours that name no node."""
+    """A DelayCluster's annotations, as sentences' ends: who asked. refused: what can't be followed, and why."""
 
     paused: str = ""
     restart: str = ""  # the value; "": it was never asked for
     drained: Mapping[str, str] = field(default_factory=dict)  # by node id
-    unknown: tuple[str, ...] = ()
+    owners: Mapping[str, str] = field(default_factory=dict)  # by topic: the namespace that it is given to
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,18 @@ def cluster_verbs(body: object) -> ClusterVerbs:
     asked = {key: value for key, value in said.items() if _asks(value)}
     drains = {key.removeprefix(DRAIN_PREFIX): key for key in asked if key.startswith(DRAIN_PREFIX)}
     nodes = sorted((node for node in drains if _NODE.fullmatch(node)), key=lambda node: int(node[1:]))
+    refused = [key for node, key in drains.items() if not _NODE.fullmatch(node)]
+    owners = {key.removeprefix(OWNER_PREFIX): value for key, value in asked.items() if key.startswith(OWNER_PREFIX)}
+    nowhere = sorted(topic for topic, namespace in owners.items() if not _NAMESPACE.fullmatch(namespace))
     return ClusterVerbs(
         paused=_by(PAUSED, asked[PAUSED]) if PAUSED in asked else "",
         restart=asked.get(RESTART, ""),
         drained={node: _by(drains[node], asked[drains[node]]) for node in nodes},
-        unknown=tuple(sorted(key for node, key in drains.items() if not _NODE.fullmatch(node))),
+        owners={topic: namespace for topic, namespace in owners.items() if topic not in nowhere},
+        refused=(
+            *(f"{key} names no node: they are n0, n1 and so on" for key in sorted(refused)),
+            *(f"{_by(OWNER_PREFIX + topic, owners[topic])} is the name of no namespace" for topic in nowhere),
+        ),
     )
 
 
@@ -74,7 +85,7 @@ def paused_by(body: object) -> str:
 def drains(spec: ClusterSpec, verbs: ClusterVerbs) -> Drains:
     """spec.drained first, then the annotations, lowest node first, as long as the nodes left can hold all copies."""
     found = dict.fromkeys(spec.drained, "spec.drained")
-    refused = [f"{key} names no node: they are n0, n1 and so on" for key in verbs.unknown]
+    refused = [*verbs.refused]
     for node, who in verbs.drained.items():
         if node in found or node not in spec.node_ids:
             continue

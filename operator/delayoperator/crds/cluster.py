@@ -44,6 +44,7 @@ from delayoperator.crds.rebalancing import Rebalancing
 from delayoperator.crds.security import SecurityModel
 from delayoperator.crds.service import ClientService
 from delayoperator.crds.status import DelayClusterStatus
+from delayoperator.crds.tenancy import AllowedNamespaces
 
 
 class Quotas(Model):
@@ -64,15 +65,9 @@ class Quotas(Model):
     )
 
 
-class Topic(Model):
-    """A topic and what it guarantees."""
+class TopicSettings(Model):
+    """What a topic guarantees and takes, wherever it is asked for."""
 
-    model_config = ConfigDict(json_schema_extra=rules(*limits.TOPIC))
-
-    name: Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)] = Field(
-        description="The topic's name, as producers and consumers say it: a-z, 0-9 and '-', at most 50. It can't be "
-        "changed: another name is another topic."
-    )
     queues: Int = Field(
         8,
         ge=1,
@@ -112,6 +107,17 @@ class Topic(Model):
         "order. Absent: no limit. It protects consumers from a herd of messages with one due time.",
     )
     quotas: Quotas | None = Field(None, description="What the topic takes. Absent: no limits.")
+
+
+class Topic(TopicSettings):
+    """A topic and what it guarantees."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*limits.TOPIC))
+
+    name: Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)] = Field(
+        description="The topic's name, as producers and consumers say it: a-z, 0-9 and '-', at most 50. It can't be "
+        "changed: another name is another topic."
+    )
 
 
 class Failover(Model):
@@ -335,6 +341,10 @@ class DelayClusterSpec(Model):
         "apply --server-side --field-manager=TEAM`. A topic that is taken away is served on: its shards say "
         "Surplus.",
         json_schema_extra=list_map("name"),
+    )
+    allowed_namespaces: AllowedNamespaces | None = Field(
+        None,
+        description="Whose DelayTopics and DelayUsers count for the cluster. Absent: only those of its own namespace.",
     )
     failover: Failover = Field(Failover.model_validate({}), description="When a node counts as lost.")
     drained: list[NodeId] | None = Field(

@@ -7,7 +7,7 @@ and whatever the JSON is, the answer is a spec or refusals, never a crash.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from delayoperator.crds.cluster import (
     MetricsAuthentication,
     Monitoring,
     NetworkPolicyModel,
-    Topic,
+    TopicSettings,
 )
 from delayoperator.crds.node_settings import NodeSettingsModel
 from delayoperator.crds.pod import PodTemplate
@@ -32,6 +32,13 @@ from delayoperator.crds.rebalancing import Approval, Rebalancing
 from delayoperator.crds.refusal import Refusal, field_path, from_pydantic
 from delayoperator.crds.security import KEYS_WANTED, OIDC_KEYS, ONE_SOURCE, ClusterCertificates, SecurityModel
 from delayoperator.crds.service import ClientService, ServiceType
+from delayoperator.crds.tenancy import (
+    WITH_SELECTOR,
+    WITH_VALUES,
+    AllowedFrom,
+    AllowedNamespaces,
+    LabelOperator,
+)
 from delayoperator.resources import names
 from delayoperator.resources.normal import quantity, whole_bytes
 from delayoperator.resources.view import (
@@ -84,13 +91,18 @@ class DesiredCluster:
     network: NetworkAccess | None = None
     security: DesiredSecurity = field(default_factory=lambda: DesiredSecurity())
     finalize: bool = True  # a newer format is written as soon as every node reads it
+    allowed: AllowedNamespaces | None = None  # whose DelayTopics and DelayUsers count, beside its own namespace's
 
 
 def desired_of(
-    body: object, accepted: ClusterSpec | None = None, kept: Mapping[str, int] | None = None
+    body: object,
+    accepted: ClusterSpec | None = None,
+    kept: Mapping[str, int] | None = None,
+    lent: Collection[TopicSpec] = (),
 ) -> DesiredCluster:
     """body: the DelayCluster's JSON. accepted: the spec that was accepted last, which some fields may not go behind.
-    kept: by topic, also of those that were removed: so many queues it takes for all its shards.
+    kept: by topic, also of those that were removed: so many queues it takes for all its shards. lent: the topics of
+    DelayTopics, which the cluster has beside its own.
 
     Raises InvalidSpec.
     """
@@ -100,7 +112,11 @@ def desired_of(
         spec = DelayClusterSpec.model_validate({} if raw is None else raw)
     except ValidationError as error:
         raise InvalidSpec((*refusals, *from_pydantic(error, raw))) from error
-    refusals += [*_impossible(spec), *_topics(spec), *(_taken_back(spec, accepted, kept or {}) if accepted else ())]
+    refusals += [
+        *_impossible(spec),
+        *_topics(spec, lent),
+        *(_taken_back(spec, accepted, kept or {}) if accepted else ()),
+    ]
     if refusals:
         raise InvalidSpec(tuple(refusals))
     try:
@@ -163,6 +179,8 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
         yield from _rebalancing(spec.rebalance)
     if spec.security is not None:
         yield from _bad_security(spec.security)
+    if spec.allowed_namespaces is not None:
+        yield from _allowed(spec.allowed_namespaces)
     for where in ("clients", "monitoring") if spec.network_policy is not None else ():
         for number, peer in enumerate(getattr(spec.network_policy, where) or ()):
             if (peer.ip_block is None) == (peer.pod_selector is None and peer.namespace_selector is None):
@@ -208,6 +226,16 @@ def _node_settings(settings: NodeSettingsModel) -> Iterator[Refusal]:
         yield Refusal("spec.settings.connectionAge", f"is {age}; {limits.CONNECTION_AGE_WORDS}")
 
 
+def _allowed(allowed: AllowedNamespaces) -> Iterator[Refusal]:
+    if (allowed.from_ is AllowedFrom.SELECTOR) != (allowed.selector is not None):
+        yield Refusal("spec.allowedNamespaces", WITH_SELECTOR["message"])
+    for number, it in enumerate((allowed.selector.match_expressions if allowed.selector else None) or ()):
+        if (it.operator in (LabelOperator.IN, LabelOperator.NOT_IN)) != bool(it.values):
+            yield Refusal(
+                field_path("spec.allowedNamespaces.selector.matchExpressions", number), WITH_VALUES["message"]
+            )
+
+
 def _rebalancing(rebalancing: Rebalancing) -> Iterator[Refusal]:
     if rebalancing.approval is Approval.AUTOMATIC_BELOW and rebalancing.automatic_below is None:
         yield Refusal("spec.rebalance.automaticBelow", limits.REBALANCING[0]["message"])
@@ -231,7 +259,7 @@ def _label_maps(spec: DelayClusterSpec) -> Iterator[tuple[str, str, Mapping[str,
         yield "monitoring", "labels", spec.monitoring.labels or {}
 
 
-def _topics(spec: DelayClusterSpec) -> Iterator[Refusal]:
+def _topics(spec: DelayClusterSpec, lent: Collection[TopicSpec]) -> Iterator[Refusal]:
     topics = spec.topics or []
     seen: set[str] = set()
     for topic in topics:
@@ -239,13 +267,23 @@ def _topics(spec: DelayClusterSpec) -> Iterator[Refusal]:
         if topic.name in seen:
             yield Refusal(path, "is named twice; a topic is there once")
         seen.add(topic.name)
-        for name, text in (("retention", topic.retention), ("dlqRetention", topic.dlq_retention)):
-            yield from _duration(f"{path}.{name}", text, MAX_HORIZON_DAYS)
-        if topic.max_delay is not None:
-            yield from _duration(f"{path}.maxDelay", topic.max_delay, spec.horizon_days, ", the cluster's horizonDays")
+        yield from impossible_topic(topic, f"{path}.", spec.horizon_days)
+    others = [topic.queues for topic in lent if topic.name not in seen]
     queues = sum(topic.queues for topic in topics)
-    if queues > MAX_QUEUES:
-        yield Refusal("spec.topics", f"have {queues} queues together; allowed: at most {MAX_QUEUES}")
+    beside = f", beside {sum(others)} of DelayTopics" if others else ""
+    if queues + sum(others) > MAX_QUEUES:
+        yield Refusal("spec.topics", f"have {queues} queues together{beside}; allowed: at most {MAX_QUEUES} in all")
+    if len(topics) + len(others) > limits.MAX_TOPICS:
+        said = f"are {len(topics)}, beside {len(others)} DelayTopics; allowed: at most {limits.MAX_TOPICS} in all"
+        yield Refusal("spec.topics", said)
+
+
+def impossible_topic(topic: TopicSettings, path: str, horizon_days: int) -> Iterator[Refusal]:
+    """path: of the topic's fields, with a dot at its end."""
+    for name, text in (("retention", topic.retention), ("dlqRetention", topic.dlq_retention)):
+        yield from _duration(f"{path}{name}", text, MAX_HORIZON_DAYS)
+    if topic.max_delay is not None:
+        yield from _duration(f"{path}maxDelay", topic.max_delay, horizon_days, ", the cluster's horizonDays")
 
 
 def _duration(path: str, text: str, most_days: int, what: str = "") -> Iterator[Refusal]:
@@ -265,17 +303,23 @@ def _taken_back(spec: DelayClusterSpec, accepted: ClusterSpec, kept: Mapping[str
         why = f"is {spec.horizon_days}, but was {accepted.horizon_days}; {limits.HORIZON['message']}"
         yield Refusal("spec.horizonDays", why)
     for topic in spec.topics or ():
-        before, path = accepted.topic(topic.name), field_path("spec.topics", topic.name)
-        if before is None:
-            if topic.queues < (queues := kept.get(topic.name, 0)):
-                # No rule of the schema sees it: the item is new.
-                why = f"is {topic.queues}, but the topic was removed with {queues} queues, whose messages are kept"
-                yield Refusal(f"{path}.queues", f"{why}: ask for as many, or retire its shards first")
-            continue
-        if topic.queues < before.queues:
-            yield Refusal(f"{path}.queues", f"is {topic.queues}, but was {before.queues}; {limits.TOPIC[0]['message']}")
-        if topic.type is not before.type:
-            yield Refusal(f"{path}.type", f"is {topic.type}, but was {before.type}; {limits.TOPIC[1]['message']}")
+        path = field_path("spec.topics", topic.name)
+        yield from topic_taken_back(topic, f"{path}.", accepted.topic(topic.name), kept.get(topic.name, 0))
+
+
+def topic_taken_back(topic: TopicSettings, path: str, before: TopicSpec | None, kept: int) -> Iterator[Refusal]:
+    """path: see impossible_topic. before: the topic as it was accepted last; None: it comes, perhaps again. kept: how
+    many queues it takes for all its shards."""
+    if before is None:
+        if topic.queues < kept:
+            # No rule of the schema sees it: the item is new.
+            why = f"is {topic.queues}, but the topic was removed with {kept} queues, whose messages are kept"
+            yield Refusal(f"{path}queues", f"{why}: ask for as many, or retire its shards first")
+        return
+    if topic.queues < before.queues:
+        yield Refusal(f"{path}queues", f"is {topic.queues}, but was {before.queues}; {limits.TOPIC[0]['message']}")
+    if topic.type is not before.type:
+        yield Refusal(f"{path}type", f"is {topic.type}, but was {before.type}; {limits.TOPIC[1]['message']}")
 
 
 _METRICS = {None: "", MetricsAuthentication.TOKEN: "token", MetricsAuthentication.MUTUAL_TLS: "mtls"}
@@ -300,6 +344,7 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         network=None if spec.network_policy is None else _network(spec.network_policy),
         security=DesiredSecurity() if spec.security is None else _security(name, spec.security),
         finalize=spec.upgrade.finalize is Finalize.AUTOMATIC,
+        allowed=spec.allowed_namespaces,
     )
 
 
@@ -338,7 +383,7 @@ def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:
     return ClusterSpec(
         name=name,
         nodes=spec.nodes,
-        topics=tuple(_topic(topic) for topic in spec.topics or ()),
+        topics=tuple(topic_spec(topic.name, topic) for topic in spec.topics or ()),
         replicas=spec.replicas,
         min_in_sync=spec.min_in_sync,
         delivery=spec.delivery,
@@ -354,9 +399,10 @@ def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:
     )
 
 
-def _topic(topic: Topic) -> TopicSpec:
+def topic_spec(name: str, topic: TopicSettings) -> TopicSpec:
+    """Raises BadSpec."""
     return TopicSpec(
-        name=topic.name,
+        name=name,
         queues=topic.queues,
         type=topic.type,
         retention_ms=parse_duration_ms(topic.retention),

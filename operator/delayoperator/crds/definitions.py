@@ -14,6 +14,7 @@ from delayoperator.crds.cluster import DelayCluster
 from delayoperator.crds.rebalance import DelayRebalance
 from delayoperator.crds.shard import DelayShard
 from delayoperator.crds.structural import structural
+from delayoperator.crds.topic import DelayTopic
 from delayoperator.crds.user import DelayUser
 
 # From then on the rules of a definition may compare quantities (CEL's quantity library). The chart's kubeVersion and
@@ -164,11 +165,27 @@ REBALANCE: Final = CrdKind(
     ),
 )
 
+TOPIC: Final = CrdKind(
+    DelayTopic,
+    "dlt",
+    (
+        Column("Cluster", ".spec.cluster.name", "The DelayCluster."),
+        Column("Queues", ".spec.queues", "Queues that are asked for.", "integer"),
+        Column("Served", ".status.servedShards", "Shards whose master serves.", "integer"),
+        Column("Pending", ".status.pending", "About how many messages wait for their due.", "integer"),
+        Column("Status", _ready("reason"), "Why it is ready, or is not."),
+        _AGE,
+        Column("Topic", ".spec.name", "The topic's name, where it is not the object's.", wide=True),
+        Column("Of", ".spec.cluster.namespace", "The DelayCluster's namespace, where it is another one.", wide=True),
+        Column("Message", _ready("message"), "The status in words.", wide=True),
+    ),
+)
+
 USER: Final = CrdKind(
     DelayUser,
     "dlu",
     (
-        Column("Cluster", ".spec.cluster", "The DelayCluster."),
+        Column("Cluster", ".spec.cluster.name", "The DelayCluster."),
         Column("Ready", _ready("status"), "Whether the cluster's nodes are told of it."),
         Column("Status", _ready("reason"), "Why, or why not."),
         _AGE,
@@ -176,4 +193,4 @@ USER: Final = CrdKind(
     ),
 )
 
-KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER)
+KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER, TOPIC)

@@ -50,12 +50,12 @@ def _ms(text: str) -> str:
     return f"({' + '.join(parts)})"
 
 
-def _duration(field: str) -> Json:
+def _duration(field: str, named: str) -> Json:
     longest = MAX_HORIZON_DAYS * DAY_MS
     return rule(  # a list of one gives the number a name: twice as long would be half of what the API server allows
         f"!has(self.{field}) || [{_ms(f'self.{field}')}].all(n, n >= 1.0 && n <= {longest}.0)",
         f"{field} must be 1ms to {MAX_HORIZON_DAYS}d",
-        says=f"'topic ' + self.name + ': {field} is ' + self.{field} + '; allowed: 1ms to {MAX_HORIZON_DAYS}d'",
+        says=f"{named}{field} is ' + self.{field} + '; allowed: 1ms to {MAX_HORIZON_DAYS}d'",
         field=f".{field}",
     )
 
@@ -72,23 +72,27 @@ NAME: Final = (
     ),
 )
 
-TOPIC: Final = (
-    rule(
-        "self.queues >= oldSelf.queues",
-        "queues may grow but not shrink",
-        says="'topic ' + self.name + ': queues may grow but not shrink'",
-        field=".queues",
-    ),
-    rule(
-        "self.type == oldSelf.type",
-        "a topic's type can't be changed",
-        says="'topic ' + self.name + ': type can\\'t be changed, it is ' + oldSelf.type",
-        field=".type",
-    ),
-    _duration("retention"),
-    _duration("dlqRetention"),
-    _duration("maxDelay"),
-)
+
+def topic(named: str = "'") -> tuple[Json, ...]:
+    """named: CEL of a text, still open, with which messages begin."""
+    return (
+        rule(
+            "self.queues >= oldSelf.queues",
+            "queues may grow but not shrink",
+            says=f"{named}queues may grow but not shrink'",
+            field=".queues",
+        ),
+        rule(
+            "self.type == oldSelf.type",
+            "a topic's type can't be changed",
+            says=f"{named}type can\\'t be changed, it is ' + oldSelf.type",
+            field=".type",
+        ),
+        *(_duration(field, named) for field in ("retention", "dlqRetention", "maxDelay")),
+    )
+
+
+TOPIC: Final = topic("'topic ' + self.name + ': ")
 
 REPLICAS: Final = rule(
     "self.replicas <= self.nodes",

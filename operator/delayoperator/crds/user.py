@@ -12,12 +12,10 @@ from delayregistry.model import MAX_QUOTA
 from delayregistry.security import MAX_GROUP_CHARS, Operation
 from pydantic import ConfigDict, Field, StrictStr
 
-from delayoperator.crds import limits
 from delayoperator.crds.base import ATOMIC, Int, Model, Quantity, Text, list_map, rule, rules
 from delayoperator.crds.status import ConditionModel, Timestamp
+from delayoperator.crds.tenancy import FIXED_CLUSTER, NAMESPACE, ClusterReference
 
-CLUSTER_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 ACCOUNT = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ISSUER = r"^[!-\"$-~]+$"  # without '#', which ends it in a principal: no other issuer and subject give the same one
 CERTIFICATE = r"^(spiffe://|dns:)[!-~]+$"
@@ -26,9 +24,6 @@ TOPIC_PART = r"^[a-z0-9-]*$"
 MAX_IDENTITIES = 64  # of each kind
 MAX_USER_RULES = 200  # delayregistry.security.MAX_RULES
 
-_FIXED_CLUSTER = rule(
-    "self.cluster == oldSelf.cluster", "cluster can't be changed: make another DelayUser", field=".cluster"
-)
 _ONE_PATTERN = rule(
     "has(self.literal) != has(self.prefix)", "it has either literal or prefix; the prefix '' stands for all"
 )
@@ -41,7 +36,12 @@ class UserReason(StrEnum):
     NOT_APPLIED = "NotApplied"  # the cluster's security document does not have it yet
     DOCUMENT_TOO_LARGE = "DocumentTooLarge"  # the last document that was not too large stays in force
     INVALID_SPEC = "InvalidSpec"
-    IDENTITY_TAKEN = "IdentityTaken"  # an older DelayUser of the cluster is known by it
+    IDENTITY_TAKEN = "IdentityTaken"  # another DelayUser of the cluster is known by it
+    # Of a user of another namespace than the cluster's:
+    NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"  # spec.allowedNamespaces of the cluster does not have it
+    NAMESPACE_UNKNOWN = "NamespaceUnknown"  # the operator can't read the namespace's labels
+    IDENTITY_NOT_ALLOWED = "IdentityNotAllowed"  # it is not a ServiceAccount of its own namespace
+    RULES_LEFT_OUT = "RulesLeftOut"  # of topics that are not its namespace's; the other rules are in force
 
 
 class ServiceAccountIdentity(Model):
@@ -132,11 +132,11 @@ class UserQuotasModel(Model):
 class DelayUserSpec(Model):
     """Who it is and what it may do."""
 
-    model_config = ConfigDict(json_schema_extra=rules(_FIXED_CLUSTER))
+    model_config = ConfigDict(json_schema_extra=rules(FIXED_CLUSTER))
 
-    cluster: Annotated[StrictStr, Field(min_length=1, max_length=limits.MAX_NAME, pattern=CLUSTER_NAME)] = Field(
-        description="The DelayCluster, in the same namespace: a user of a cluster of another namespace counts nowhere. "
-        "Can't be changed."
+    cluster: ClusterReference = Field(
+        description="The DelayCluster. Where it is in another namespace, this user can only be ServiceAccounts of its "
+        "own namespace, and its rules count for topics of its own namespace's DelayTopics. Can't be changed."
     )
     service_accounts: list[ServiceAccountIdentity] | None = Field(
         None, max_length=MAX_IDENTITIES, description="It is these ServiceAccounts.", json_schema_extra=ATOMIC

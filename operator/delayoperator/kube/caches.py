@@ -11,18 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from delayregistry.kube import KubeClient, SharedWatches
-from delayregistry.kube.cluster_watches import LABELLED, Listener, SharedWatch, labelled_cluster
+from delayregistry.kube.cluster_watches import LABELLED, ClusterKey, Listener, SharedWatch, labelled_key
 from delayregistry.kube.watch import BOOKMARK_S
 
 from delayoperator.control_loop.loop import Log
 from delayoperator.kube.api import Json
-from delayoperator.kube.kinds import CLAIM, DELAY_REBALANCE, DELAY_USER, JOB, LEASE, OPTIONAL, OWNED, POD, ObjectKind
+from delayoperator.kube.kinds import (
+    CLAIM,
+    DELAY_REBALANCE,
+    DELAY_TOPIC,
+    DELAY_USER,
+    JOB,
+    LEASE,
+    OPTIONAL,
+    OWNED,
+    POD,
+    ObjectKind,
+)
 
 GRACE_S = 15.0
 SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
 FORBIDDEN_S = 10.0  # rounds list meanwhile, and say so where they may not either
-BY_SPEC = frozenset({DELAY_REBALANCE, DELAY_USER})  # people make them, without a label; spec.cluster says whose
-CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_USER)
+REFERRING = frozenset({DELAY_TOPIC, DELAY_USER})  # in any namespace
+BY_SPEC = REFERRING | {DELAY_REBALANCE}  # people make them, without a label; spec.cluster says whose
+CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_TOPIC, DELAY_USER)
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
 """A cluster's objects at one moment. A kind that is missing is not known, and has to be listed."""
@@ -35,7 +47,8 @@ class ObjectCaches:
         self._own: list[SharedWatch] = []
         self._watches: dict[tuple[ObjectKind, str], SharedWatch] = {}
         self._everywhere = not namespaces
-        for namespace in namespaces or ("",):
+        self.namespaces = tuple(namespaces) or ("",)
+        for namespace in self.namespaces:
             for kind in CACHED:
                 path = kind.path(namespace)
                 found = shared.find(path)
@@ -61,8 +74,15 @@ class ObjectCaches:
             watch.close()
 
     def of_cluster(self, namespace: str, name: str) -> HeldObjects:
-        found = {kind: self._watch(kind, namespace).objects((namespace, name)) for kind in CACHED}
+        found = {kind: self._objects(kind, (namespace, name)) for kind in CACHED}
         return {kind: objects for kind, objects in found.items() if objects is not None}
+
+    def _objects(self, kind: ObjectKind, cluster: ClusterKey) -> Sequence[Json] | None:
+        if kind not in REFERRING:
+            return self._watch(kind, cluster[0]).objects(cluster)
+        some = [self._watches[kind, namespace].objects(cluster) for namespace in self.namespaces]
+        known = [it for it in some if it is not None]
+        return [body for it in known for body in it] if len(known) == len(some) else None
 
     def on_written(self, kind: ObjectKind, body: Json) -> None:
         if kind in CACHED:
@@ -87,10 +107,14 @@ class ObjectCaches:
         return SharedWatch(
             client, path, log, BOOKMARK_S, GRACE_S,
             query={} if by_spec else LABELLED,
-            cluster_of=_cluster_by_spec if by_spec else labelled_cluster,
+            key_of=referred_cluster if by_spec else labelled_key,
             optional=by_spec or kind in OPTIONAL, forbidden_s=FORBIDDEN_S,
         )  # fmt: skip
 
 
-def _cluster_by_spec(body: Json) -> str:
-    return str((body.get("spec") or {}).get("cluster", ""))
+def referred_cluster(body: Json) -> ClusterKey:
+    """The cluster that spec.cluster names: of the object's namespace, unless it says another one."""
+    own, said = str(body["metadata"].get("namespace", "")), (body.get("spec") or {}).get("cluster", "")
+    if isinstance(said, Mapping):
+        return str(said.get("namespace") or own), str(said.get("name") or "")
+    return own, str(said)

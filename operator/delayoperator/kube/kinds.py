@@ -31,6 +31,7 @@ DELAY_CLUSTER = ObjectKind("DelayCluster", GROUP, VERSION, "delayclusters")
 DELAY_SHARD = ObjectKind("DelayShard", GROUP, VERSION, "delayshards")
 DELAY_REBALANCE = ObjectKind("DelayRebalance", GROUP, VERSION, "delayrebalances")
 DELAY_USER = ObjectKind("DelayUser", GROUP, VERSION, "delayusers")
+DELAY_TOPIC = ObjectKind("DelayTopic", GROUP, VERSION, "delaytopics")
 STATEFUL_SET = ObjectKind("StatefulSet", "apps", "v1", "statefulsets")
 SERVICE = ObjectKind("Service", "", "v1", "services")
 CONFIG_MAP = ObjectKind("ConfigMap", "", "v1", "configmaps")
@@ -49,6 +50,7 @@ POD = ObjectKind("Pod", "", "v1", "pods")
 CLAIM = ObjectKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
 STORAGE_CLASS = ObjectKind("StorageClass", "storage.k8s.io", "v1", "storageclasses", namespaced=False)
 NODE = ObjectKind("Node", "", "v1", "nodes", namespaced=False)  # a machine, in our words
+NAMESPACE = ObjectKind("Namespace", "", "v1", "namespaces", namespaced=False)
 EVENT = ObjectKind("Event", "", "v1", "events")
 
 # What a cluster owns and is compared with what it should be. PodMonitor is only there where Prometheus' operator is,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from delayregistry.model import ClusterSpec, ShardObject
@@ -27,19 +28,22 @@ from delayoperator.cluster.shard_summary import (
 from delayoperator.cluster.versions import decide_nodes_version
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
+from delayoperator.crds.topic_merge import MergedTopics
 from delayoperator.kube import security
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
+from delayoperator.kube.namespace_labels import NamespaceLabels
 from delayoperator.kube.observe import LiveObjects, Observer
 from delayoperator.kube.own_token import OwnAccount
 from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.shards import ShardsThread
-from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted
+from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted, with_topics
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
+from delayoperator.kube.topics import Topics
 from delayoperator.kube.users import Users
 from delayoperator.plan import ObservedNode, OrphanReport
 from delayoperator.resources import ClusterView, build, foreign, names
@@ -98,15 +102,19 @@ class ClusterReconciler:
         account: OwnAccount = OwnAccount(),  # noqa: B008  immutable
         no_token: Callable[[], str] = lambda: "",
         pod_security: Json | None = None,
+        namespaces: Sequence[str] = ("",),
     ) -> None:
-        """account: the operator's. no_token: why it has no token for the nodes just now; "": it has one."""
+        """account: the operator's. no_token: why it has no token for the nodes just now; "": it has one. namespaces:
+        where the operator looks; "" is everywhere."""
         self.uid = uid
         self._account, self._no_token, self._pod_security = account, no_token, pod_security
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
         self._observer = Observer(api, namespace, name)
-        self._users = Users(api, namespace, name, clock)
+        self._labels = NamespaceLabels(api)
+        self._topics = Topics(api, namespace, name, clock, namespaces)
+        self._users = Users(api, namespace, name, clock, namespaces)
         self._applier = Applier(api, self.record_event)
         self._restarter = PodRestarter(api, self.record_event)
         # For what is said only; an operator that is new does without.
@@ -152,6 +160,9 @@ class ClusterReconciler:
                     has_accepted_spec=True,
                 )
             return self._finish(body, observation, ApplyOutcome(), live, "")
+        allowed = partial(self._labels.allows, desired.allowed)
+        topics = self._topics.look(held, desired.cluster, requested.known, allowed)
+        desired = with_topics(desired, topics.merged)
         paused = bool(paused_by(body))
         named = summarize_shards(desired.cluster, found, nodes).named
         size = self._sizes(desired.cluster.nodes, live, named, accepted.cluster, shards, paused)
@@ -171,7 +182,7 @@ class ClusterReconciler:
             requested.restart, versions.version, secured.tls,
         )  # fmt: skip
         document = self._document(view, live)
-        users = self._users.look(held, document, secured.base)
+        users = self._users.look(held, document, secured.base, topics.merged, allowed)
         view = replace(
             view,
             security=users.document,
@@ -181,8 +192,8 @@ class ClusterReconciler:
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
-            outcome = self._applier.apply(view, self._desired(view, live, requested.written), live)
-            outcome.problems += [*secured.problems, *users.problems]
+            outcome = self._applier.apply(view, self._desired(view, live, requested.written, topics.merged), live)
+            outcome.problems += [*secured.problems, *topics.problems, *users.problems]
             if users.document == document or CONFIG_MAP not in outcome.written:  # else the next round sees it in force
                 outcome.problems += [problem(error) for error in self._users.tell(users, document)]
             grow = self._applier.grow(view, live, outcome)
@@ -193,6 +204,10 @@ class ClusterReconciler:
         rebalanced = self._rebalance(body, view, nodes, outcome, held, paused=paused)
         orphans = OrphanReport() if shards is None else shards.orphans
         settled = self._without_switchovers(counted, ready_before)
+        if not paused and CONFIG_MAP not in outcome.written:  # else the next round sees it in force
+            pending = {} if shards is None else shards.pending
+            errors = self._topics.tell(topics, accepted.cluster, settled, found, pending)
+            outcome.problems += [problem(error) for error in errors]
         observation = ClusterObservation(
             name=self._name,
             wanted_nodes=desired.cluster.nodes,
@@ -284,13 +299,13 @@ class ClusterReconciler:
             size = without_copies_lost(size, nodes, pods, spare_copies(held, placed), volumes, gone)
         return size
 
-    def _desired(self, view: ClusterView, live: LiveObjects, written: Json) -> list[Json]:
+    def _desired(self, view: ClusterView, live: LiveObjects, written: Json, topics: MergedTopics) -> list[Json]:
         bare = live.owned.get((SERVICE, self._name))
         kept = bare is not None and foreign(view, bare) is None
         objects = build(view, live.stateful_set(self._name), bare_service=kept)
         settings = CONFIG_MAP.name, names.settings_map(self._name)
         return [
-            with_last_accepted(it, written) if (it["kind"], it["metadata"]["name"]) == settings else it
+            with_last_accepted(it, written, topics.owners) if (it["kind"], it["metadata"]["name"]) == settings else it
             for it in objects
         ]
 

@@ -101,6 +101,10 @@ class ShardsThread:
     def spare_copies(self) -> Mapping[str, int]:
         return {} if self._loop is None else self._loop.spare_copies
 
+    @property
+    def pending(self) -> Mapping[int, int]:
+        return {} if self._loop is None else self._loop.pending
+
     def ended(self, incarnations: list[str]) -> tuple[str, ...]:
         """These processes have ended for certain. Returns those that this is news of."""
         with self._lock:

@@ -4,7 +4,7 @@ which stands while a new one can't be accepted."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,20 +15,34 @@ from delayoperator.cluster.annotations import Drains, cluster_verbs, drains
 from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
+from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, TopicOwner
 from delayoperator.resources import ClusterView, names
 from delayoperator.resources.view import RebalanceJobSpec, TlsSettings
 
 Json = dict[str, Any]
 
-LAST_ACCEPTED = "granted.json"  # in the settings' ConfigMap, for the operator: DelayCluster.spec as it was granted last
+# In the settings' ConfigMap, for the operator:
+LAST_ACCEPTED = "granted.json"  # DelayCluster.spec as it was granted last
+OWNERS = "topics.json"  # whose the topics of DelayTopics are, also while only their shards are left
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedTopic:
+    """One of OWNERS."""
+
+    topic: str
+    namespace: str
+    delay_topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LastAcceptedSpec:
-    """The settings' ConfigMap. spec: the DelayCluster's. cluster: as the nodes and the planner read it."""
+    """The settings' ConfigMap. spec: the DelayCluster's. cluster: as the nodes and the planner read it. owners: by
+    topic."""
 
     spec: Json | None = None
     cluster: ClusterSpec | None = None
+    owners: Mapping[str, TopicOwner] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class RequestedSpec:
     invalid: tuple[str, ...] = ()
     drains: Drains = field(default_factory=lambda: Drains({}))
     restart: str = ""
+    known: KnownTopics = field(default_factory=KnownTopics)
 
 
 def last_accepted(settings: Json | None) -> LastAcceptedSpec:
@@ -52,23 +67,32 @@ def last_accepted(settings: Json | None) -> LastAcceptedSpec:
         spec = None
     try:
         cluster = codec.loads(ClusterSpec, data[names.SETTINGS_KEY]) if names.SETTINGS_KEY in data else None
+        owned = codec.loads_tuple(OwnedTopic, data.get(OWNERS) or "[]")
     except codec.BadRecord:
-        cluster = None  # somebody has written something else there: it is made anew
-    return LastAcceptedSpec(spec if isinstance(spec, dict) else None, cluster)
+        cluster, owned = None, ()  # somebody has written something else there: it is made anew
+    owners = {it.topic: TopicOwner(it.namespace, it.delay_topic) for it in owned}
+    return LastAcceptedSpec(spec if isinstance(spec, dict) else None, cluster, owners)
 
 
 def requested_spec(body: Json, accepted: LastAcceptedSpec, shards: Sequence[ShardObject] = ()) -> RequestedSpec:
     """body: the DelayCluster. shards: all that exist."""
+    known = KnownTopics(accepted.cluster, accepted.owners, kept_queues(shards), cluster_verbs(body).owners)
     try:
-        return _with_verbs(body, desired_of(body, accepted.cluster, kept_queues(shards)), dict(body.get("spec") or {}))
+        desired = desired_of(body, accepted.cluster, known.kept, known.lent())
+        return _with_verbs(body, desired, dict(body.get("spec") or {}), known)
     except InvalidSpec as error:
         invalid = tuple(str(refusal) for refusal in error.refusals)
     if accepted.spec is None:
         return RequestedSpec(None, {}, invalid)
     try:
-        return _with_verbs(body, desired_of({**body, "spec": accepted.spec}), accepted.spec, invalid)
+        return _with_verbs(body, desired_of({**body, "spec": accepted.spec}), accepted.spec, known, invalid)
     except InvalidSpec:
         return RequestedSpec(None, {}, invalid)
+
+
+def with_topics(desired: DesiredCluster, merged: MergedTopics) -> DesiredCluster:
+    topics = (*desired.cluster.topics, *merged.topics)
+    return replace(desired, cluster=replace(desired.cluster, topics=topics))
 
 
 def kept_queues(shards: Sequence[ShardObject]) -> dict[str, int]:
@@ -79,17 +103,22 @@ def kept_queues(shards: Sequence[ShardObject]) -> dict[str, int]:
     return found
 
 
-def _with_verbs(body: Json, desired: DesiredCluster, written: Json, invalid: tuple[str, ...] = ()) -> RequestedSpec:
+def _with_verbs(
+    body: Json, desired: DesiredCluster, written: Json, known: KnownTopics, invalid: tuple[str, ...] = ()
+) -> RequestedSpec:
     verbs = cluster_verbs(body)
     found = drains(desired.cluster, verbs)
     cluster = replace(desired.cluster, drained=tuple(found.drained))
-    return RequestedSpec(replace(desired, cluster=cluster), written, invalid, found, verbs.restart)
+    return RequestedSpec(replace(desired, cluster=cluster), written, invalid, found, verbs.restart, known)
 
 
-def with_last_accepted(settings: Json, written: Json) -> Json:
-    """The ConfigMap with the spec beside the nodes' spec that was made of it."""
-    text = json.dumps(written, sort_keys=True, separators=(",", ":"))
-    return {**settings, "data": {**settings["data"], LAST_ACCEPTED: text}}
+def with_last_accepted(settings: Json, written: Json, owners: Mapping[str, TopicOwner]) -> Json:
+    """The ConfigMap with the spec, and the topics' owners, beside the nodes' spec that was made of both."""
+    data = {**settings["data"], LAST_ACCEPTED: json.dumps(written, sort_keys=True, separators=(",", ":"))}
+    if owners:
+        owned = (OwnedTopic(name, it.namespace, it.delay_topic) for name, it in sorted(owners.items()))
+        data[OWNERS] = codec.dumps(tuple(owned))
+    return {**settings, "data": data}
 
 
 def view_of(

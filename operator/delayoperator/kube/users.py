@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from delayregistry.security import AuthorizationMode, SecuritySpec
 
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
 from delayoperator.control_loop.loop import LoopClock
-from delayoperator.crds.security_document import CompiledUser, CompiledUsers, InForce, compile_users, in_force
+from delayoperator.crds.security_document import (
+    CompiledUser,
+    CompiledUsers,
+    InForce,
+    Tenant,
+    compile_users,
+    in_force,
+    user_key,
+)
+from delayoperator.crds.topic_merge import MergedTopics
 from delayoperator.crds.user import UserReason
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import DELAY_USER
+from delayoperator.kube.referring import ReferringObjects
 from delayoperator.resources import names
 
 
@@ -33,27 +42,37 @@ class UsersLook:
 class Users:
     """For one DelayCluster."""
 
-    def __init__(self, api: Api, namespace: str, cluster: str, clock: LoopClock) -> None:
-        self._api, self._clock = api, clock
-        self._namespace, self._cluster = namespace, cluster
+    def __init__(self, api: Api, namespace: str, cluster: str, clock: LoopClock, namespaces: Sequence[str]) -> None:
+        """namespaces: where the operator looks; "" is everywhere."""
+        self._namespace, self._cluster, self._clock = namespace, cluster, clock
+        self._objects = ReferringObjects(api, DELAY_USER, (namespace, cluster), namespaces)
         self._compiled: tuple[object, CompiledUsers] = (None, CompiledUsers())
         self._in_force: tuple[str, InForce] = ("", InForce())
 
-    def look(self, held: HeldObjects, document: str, base: SecuritySpec) -> UsersLook:
+    def look(
+        self,
+        held: HeldObjects,
+        document: str,
+        base: SecuritySpec,
+        topics: MergedTopics,
+        allowed: Callable[[str], bool | None],
+    ) -> UsersLook:
         """document: the one that is there, which stands where there can't be another; "": there is none. base: the rest
-        of it, besides DelayUsers."""
+        of it, besides DelayUsers. topics: what the cluster has of DelayTopics. allowed: see merge_topics."""
         try:
-            bodies = self._found(held)
+            bodies = self._objects.held(held)
             if not bodies and self._in_force_of(document).users:
                 # What would take everybody's rights away is asked for: a kind that was not served for a moment, or
                 # whose definition is away, is no wish.
-                bodies = self._mine(self._api.list(DELAY_USER, self._namespace))
+                bodies = self._objects.listed()
         except ApiError as error:
             unused = error.forbidden and not document  # of an operator whose rights are of an earlier release
             return UsersLook(document, None, problems=[] if unused else [problem(error)])
         if not bodies and not document and base.authorization is AuthorizationMode.OFF:
             return UsersLook("", bodies)
-        compiled = self._compile(bodies, base)
+        others = {user_key(it)[0] for it in bodies} - {self._namespace}
+        tenants = {it: Tenant(allowed(it), topics.of_namespace(it)) for it in others}
+        compiled = self._compile(bodies, base, tenants)
         if not compiled.too_large:
             return UsersLook(compiled.text, bodies, compiled)
         kept = (
@@ -67,7 +86,7 @@ class Users:
         known = self._in_force_of(document)
         errors = []
         for body in found.bodies or ():
-            user = found.compiled.users[str(body["metadata"]["name"])]
+            user = found.compiled.users[user_key(body)]
             try:
                 self._tell_one(body, user, known, found.compiled.too_large)
             except ApiError as error:
@@ -75,25 +94,12 @@ class Users:
                     errors.append(error)
         return errors
 
-    def _found(self, held: HeldObjects) -> list[Json]:
-        try:
-            bodies = held[DELAY_USER] if DELAY_USER in held else self._api.list(DELAY_USER, self._namespace)
-        except ApiError as error:
-            if error.not_found:  # its definition is not installed
-                return []
-            raise
-        return self._mine(bodies)
-
-    def _mine(self, bodies: Sequence[Json]) -> list[Json]:
-        mine = [it for it in bodies if (it.get("spec") or {}).get("cluster") == self._cluster]
-        return [it for it in mine if "deletionTimestamp" not in it["metadata"]]
-
-    def _compile(self, bodies: Sequence[Json], base: SecuritySpec) -> CompiledUsers:
+    def _compile(self, bodies: Sequence[Json], base: SecuritySpec, tenants: Mapping[str, Tenant]) -> CompiledUsers:
         """Once for the same specs."""
         specs = sorted((str(it["metadata"]["uid"]), int(it["metadata"].get("generation", 0))) for it in bodies)
-        key = specs, base
+        key = specs, base, tenants
         if self._compiled[0] != key:
-            self._compiled = key, compile_users(bodies, base)
+            self._compiled = key, compile_users(bodies, base, tenants)
         return self._compiled[1]
 
     def _in_force_of(self, document: str) -> InForce:
@@ -103,33 +109,16 @@ class Users:
         return self._in_force[1]
 
     def _tell_one(self, body: Json, user: CompiledUser, in_force: InForce, too_large: str) -> None:
-        meta, before = body["metadata"], body.get("status") or {}
-        generation = int(meta.get("generation", 0))
         reason, message = self._word(user, in_force, too_large)
-        known: Json = next((it for it in before.get("conditions") or () if it.get("type") == "Ready"), {})
-        status = "True" if reason is UserReason.IN_FORCE else "False"
-        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        since = known.get("lastTransitionTime") if known.get("status") == status else None
-        ready = {
-            "type": "Ready",
-            "status": status,
-            "reason": str(reason),
-            "message": message,
-            "observedGeneration": generation,
-            "lastTransitionTime": since or now,
-        }
-        after = {
-            "observedGeneration": generation,
-            "conditions": [ready],
-            "principals": [it.principal for it in user.users],
-        }
-        if any(before.get(key) != value for key, value in after.items()):
-            patch = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": after}
-            self._api.merge(DELAY_USER, meta["namespace"], meta["name"], patch, "status")
+        principals = [it.principal for it in user.users]
+        ready = reason is UserReason.IN_FORCE
+        self._objects.tell(body, self._clock, ready, str(reason), message, principals=principals)
 
     def _word(self, user: CompiledUser, in_force: InForce, too_large: str) -> tuple[UserReason, str]:
         if user.refused is not None:
             return user.refused, user.message
+        if in_force.has(user) and user.message:
+            return UserReason.RULES_LEFT_OUT, f"{user.message}; its other rules are in force"
         if in_force.has(user):
             return UserReason.IN_FORCE, "the cluster's nodes are told of it"
         where = f"ConfigMap {names.security_map(self._cluster)}"

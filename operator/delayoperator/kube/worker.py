@@ -317,6 +317,7 @@ class Worker:
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
                 rebalances, chosen.rebalance_image, chosen.account, self._no_token, chosen.pod_security,
+                self._caches.namespaces,
             )  # fmt: skip
         return self._reconciler
 

@@ -1,0 +1,137 @@
+"""One look at a cluster's DelayTopics: the topics that it has of them, and what each is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from delayregistry.model import ClusterSpec, ShardObject
+
+from delayoperator.cluster.conditions import ClusterProblem
+from delayoperator.cluster.shard_summary import ShardSummary, some
+from delayoperator.control_loop.loop import LoopClock
+from delayoperator.crds.topic import TopicReason
+from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, ToldTopic, kept_as_they_are, merge_topics
+from delayoperator.kube.api import Api, ApiError, Json
+from delayoperator.kube.apply import problem
+from delayoperator.kube.caches import HeldObjects
+from delayoperator.kube.kinds import DELAY_TOPIC
+from delayoperator.kube.referring import ReferringObjects
+
+PENDING_AGAIN_MS = 60_000  # between two writes of one that only count messages
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsLook:
+    """bodies: the DelayTopics, none where they could not be read."""
+
+    merged: MergedTopics
+    bodies: Sequence[Json] = ()
+    problems: Sequence[ClusterProblem] = ()
+
+
+class Topics:
+    """For one DelayCluster. namespaces: where the operator looks; "" is everywhere."""
+
+    def __init__(self, api: Api, namespace: str, cluster: str, clock: LoopClock, namespaces: Sequence[str]) -> None:
+        self._namespace, self._cluster, self._clock = namespace, cluster, clock
+        self._objects = ReferringObjects(api, DELAY_TOPIC, (namespace, cluster), namespaces)
+        self._counted_ms: dict[tuple[str, str], int] = {}  # when its messages were written last
+
+    def look(
+        self, held: HeldObjects, own: ClusterSpec, known: KnownTopics, allowed: Callable[[str], bool | None]
+    ) -> TopicsLook:
+        """own: as the DelayCluster has it. allowed: see merge_topics."""
+        providers = known.providers()
+        try:
+            bodies = self._objects.held(held)
+            if providers.keys() - {_key(it) for it in bodies}:
+                # What would take a topic away is asked for: a kind that was not served for a moment, or whose
+                # definition is away, is no wish.
+                bodies = self._objects.listed()
+        except ApiError as error:
+            unused = error.forbidden and not providers  # of an operator whose rights are of an earlier release
+            return TopicsLook(kept_as_they_are(own, known), problems=[] if unused else [problem(error)])
+        return TopicsLook(merge_topics(bodies, self._namespace, own, known, allowed), bodies)
+
+    def tell(
+        self,
+        found: TopicsLook,
+        accepted: ClusterSpec | None,
+        counted: ShardSummary,
+        shards: Sequence[ShardObject],
+        pending: Mapping[int, int],
+    ) -> list[ApiError]:
+        """Writes what became of each where that is news. accepted: what nodes are told. pending: by uid of the shards
+        whose masters have said it."""
+        errors = []
+        by_topic: dict[str, list[ShardObject]] = {}
+        for shard in shards:
+            by_topic.setdefault(shard.spec.topic, []).append(shard)
+        keys = {_key(it) for it in found.bodies}
+        self._counted_ms = {key: at_ms for key, at_ms in self._counted_ms.items() if key in keys}
+        unserved = dict(zip(counted.unserved_names, counted.unserved, strict=True))
+        for body in found.bodies:
+            told = found.merged.told[_key(body)]
+            try:
+                self._tell_one(body, told, accepted, by_topic, unserved, pending)
+            except ApiError as error:
+                if not error.not_found and not error.conflict:  # it is gone, or has changed: the next round's
+                    errors.append(error)
+        return errors
+
+    def _tell_one(
+        self,
+        body: Json,
+        told: ToldTopic,
+        accepted: ClusterSpec | None,
+        by_topic: Mapping[str, Sequence[ShardObject]],
+        unserved: Mapping[str, str],
+        pending: Mapping[int, int],
+    ) -> None:
+        if told.spec is None:
+            reason = told.refused or TopicReason.NOT_APPLIED
+            self._objects.tell(
+                body, self._clock, False, str(reason), told.message, shards=None, servedShards=None, pending=None
+            )
+            return
+        topic = told.spec
+        names = [f"{topic.name}-{queue}" for queue in range(topic.queues)]
+        waiting = [unserved[name] for name in names if name in unserved]
+        in_force = accepted is not None and accepted.topic(topic.name) == topic
+        if told.refused is not None:
+            ready, reason, message = False, told.refused, told.message
+        elif not in_force:
+            said = "the cluster's nodes are not told of it yet; the DelayCluster's conditions say why"
+            ready, reason, message = False, TopicReason.NOT_APPLIED, said
+        elif waiting:
+            ready, reason, message = False, TopicReason.SHARDS_COMING, some(waiting)
+        else:
+            ready, reason, message = True, TopicReason.SERVING, f"served: {topic.queues} of {topic.queues} shards"
+        served = topic.queues - len(waiting) if in_force else 0
+        count = self._pending(body, by_topic.get(topic.name, ()), pending)
+        self._objects.tell(
+            body, self._clock, ready, str(reason), message, shards=topic.queues, servedShards=served, pending=count
+        )
+
+    def _pending(self, body: Json, shards: Sequence[ShardObject], pending: Mapping[int, int]) -> int | None:
+        """What is written of it already, unless that is old. None: a master has not said it."""
+        before, key, now_ms = (body.get("status") or {}).get("pending"), _key(body), self._clock.monotonic_ms()
+        counts = [pending.get(shard.spec.uid) for shard in shards]
+        known = [it for it in counts if it is not None]
+        if len(known) < len(counts) or not counts:
+            return int(before) if before is not None else None
+        if before is not None and now_ms - self._counted_ms.get(key, -PENDING_AGAIN_MS) < PENDING_AGAIN_MS:
+            return int(before)
+        self._counted_ms[key] = now_ms
+        return rounded(sum(known))
+
+
+def rounded(count: int) -> int:
+    """To two digits, so that a count that hardly changes is not written again and again."""
+    unit: int = 10 ** max(0, len(str(count)) - 2)
+    return (count + unit // 2) // unit * unit
+
+
+def _key(body: Json) -> tuple[str, str]:
+    return str(body["metadata"]["namespace"]), str(body["metadata"]["name"])
