@@ -11,7 +11,7 @@ from delaynode.auth.identity import Identity, IdentityKind
 from delaynode.auth.rights import Rights
 from delayoperator.crds import security_document
 from delayoperator.crds.definitions import USER
-from delayoperator.crds.security_document import compile_users, in_force
+from delayoperator.crds.security_document import Tenant, compile_users, in_force
 from delayoperator.crds.user import MAX_USER_RULES, UserReason
 from delayregistry import security
 from delayregistry.security import (
@@ -194,6 +194,89 @@ def test_who_is_known_already_is_the_older_users_and_the_younger_is_left_out_who
         assert {it.principal for it in read_document(made.text).users} == {"dns:till", "dns:mine"}
         assert not allowed(rights_of(users), "dns:till", Operation.ADMIN, "", "")
         assert allowed(rights_of(users), "dns:till", Operation.PRODUCE, "orders", "")
+
+
+# ------------------------------------------------------------ users of other namespaces than the cluster's
+TENANTS = {
+    "shop": Tenant(True, {"orders": True, "a": True, "a-b": False}),
+    "bank": Tenant(True, {"ab": True, "orders-2": True}),
+    "lost": Tenant(False, {"a-kept": False}),
+    "unknown": Tenant(None),
+}
+
+
+def tenant(name: str, namespace: str, **spec: Any) -> Json:
+    made = user(name, **{"certificates": None, "serviceAccounts": [{"name": name}]} | spec)
+    made["metadata"]["namespace"] = namespace
+    return made
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(rules(), max_size=5), st.sampled_from(["shop", "bank"]))
+def test_a_user_of_another_namespace_may_do_what_its_rules_say_with_its_own_topics_and_nothing_more(
+    said: list[Json], namespace: str
+) -> None:
+    made = compile_users([tenant("u", namespace, rules=said)], BASE, TENANTS)
+    rights = Rights(closed=True)
+    rights.apply(read_document(made.text))
+    own = TENANTS[namespace].topics
+    plain = [user("u", rules=said)]
+    for operation in Operation:
+        for topic in ("a", "ab", "a-b", "b", "orders", "orders-2", "orders-21", "a-kept", "z"):
+            for group in ("a", "orders-2", "zz"):
+                allows = allowed(rights, f"system:serviceaccount:{namespace}:u", operation, topic, group)
+                expected = topic in own and operation is not Operation.ADMIN
+                expected = expected and plainly_allowed(plain, "dns:u", operation, topic, group)
+                if operation is Operation.PRODUCE:
+                    expected = expected and own[topic]  # not to what was left behind
+                assert allows == expected, (operation, topic, group)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        {"certificates": ["dns:bank"]},
+        {"oidc": [{"issuer": "https://login.example.com", "subject": "director"}]},
+        {"tokens": [{"sha256": SHA}]},
+        {"serviceAccounts": [{"name": "teller", "namespace": "bank"}]},
+    ],
+)
+def test_a_user_of_another_namespace_is_only_service_accounts_of_its_own(identity: Json) -> None:
+    made = compile_users([tenant("u", "shop"), tenant("thief", "shop")], BASE, TENANTS)
+    assert made.users["shop", "thief"].refused is None
+    thief = tenant("thief", "shop")
+    thief["spec"] |= identity
+    made = compile_users([tenant("u", "shop"), thief], BASE, TENANTS)
+    assert made.users["shop", "thief"].refused is UserReason.IDENTITY_NOT_ALLOWED
+    assert [it.principal for it in read_document(made.text).users] == ["system:serviceaccount:shop:u"]
+    own = tenant("u", "shop", serviceAccounts=[{"name": "u", "namespace": "shop"}])
+    assert compile_users([own], BASE, TENANTS).users["shop", "u"].refused is None
+
+
+def test_who_is_known_in_the_cluster_s_namespace_is_so_whatever_the_age() -> None:
+    late = user("limits", 9, serviceAccounts=[{"name": "u", "namespace": "shop"}], certificates=None)
+    late["metadata"]["namespace"] = "messages"
+    made = compile_users([tenant("u", "shop"), late], BASE, TENANTS)
+    assert made.users["messages", "limits"].refused is None
+    assert made.users["shop", "u"].refused is UserReason.IDENTITY_TAKEN
+
+
+def test_a_namespace_that_is_not_allowed_or_not_known_has_no_users() -> None:
+    made = compile_users([tenant("u", "lost"), tenant("u", "unknown")], BASE, TENANTS)
+    assert made.users["lost", "u"].refused is UserReason.NAMESPACE_NOT_ALLOWED
+    assert made.users["unknown", "u"].refused is UserReason.NAMESPACE_UNKNOWN
+    assert read_document(made.text).users == ()
+    had = {"unknown": Tenant(None, {"orders": True})}
+    assert compile_users([tenant("u", "unknown")], BASE, had).users["unknown", "u"].refused is None, "it was allowed"
+
+
+def test_a_prefix_of_many_topics_counts_up_to_the_limit_and_says_so() -> None:
+    many = {"shop": Tenant(True, {f"t{number:03}": True for number in range(MAX_RULES + 1)})}
+    everything = {"operations": ["Produce"], "topic": {"prefix": ""}}
+    made = compile_users([tenant("u", "shop", rules=[everything])], BASE, many)
+    (found,) = read_document(made.text).users
+    assert len(found.rules) == MAX_RULES
+    assert f"name {MAX_RULES + 1} topics in all" in made.users["shop", "u"].message
 
 
 def test_a_token_counts_for_one_user() -> None:

@@ -21,7 +21,6 @@ from delayregistry.codec import BadRecord, dumps
 from delayregistry.model import BadSpec
 from delayregistry.security import (
     MAX_RULES,
-    OF_GROUPS,
     AccessRule,
     NamePattern,
     Operation,
@@ -213,10 +212,11 @@ def _of_tenant(rules: Sequence[AccessRule], topics: Mapping[str, bool]) -> tuple
             said = f"topic {rule.topic}: no DelayTopic of this namespace has it in the cluster"
             left_out.append(f"spec.rules[{number}]: {said}")
         for name in named:
-            operations = tuple(it for it in rule.operations if topics[name] or it is not Operation.PRODUCE)
-            if operations:
-                group = rule.group if OF_GROUPS.intersection(operations) else None
-                found.append(AccessRule(operations, NamePattern(name), group))
+            operations = rule.operations
+            if not topics[name]:
+                left = (Operation.DESCRIBE if it is Operation.PRODUCE else it for it in operations)
+                operations = tuple(dict.fromkeys(left))
+            found.append(AccessRule(operations, NamePattern(name), rule.group))
     if len(found) > MAX_RULES:
         left_out.append(f"spec.rules name {len(found)} topics in all; the first {MAX_RULES} count")
     return tuple(found[:MAX_RULES]), left_out
