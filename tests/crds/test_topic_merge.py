@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from delayoperator.crds.definitions import TOPIC
-from delayoperator.crds.tenancy import AllowedNamespaces, allows
+from delayoperator.crds.tenancy import AllowedNamespaces, NamespaceLimits, allows
 from delayoperator.crds.topic import TopicReason
 from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, TopicOwner, kept_as_they_are, merge_topics
 from delayregistry.model import ClusterSpec, TopicSpec, TopicType
@@ -173,6 +173,45 @@ def test_a_topic_that_spec_topics_gives_up_goes_on_as_the_object_without_a_gap()
     assert reason(found, "a", HOME) is TopicReason.NAME_TAKEN
     known = KnownTopics(both, found.owners, {"a": 4, "inline": 2})
     assert queues(merged(topic("a", HOME), known=known)) == {"a": 4}
+
+
+MOST = NamespaceLimits.model_validate({"queues": 10, "pendingMessages": 100, "retention": "5d"})
+
+
+def limited(*bodies: Json, known: KnownTopics | None = None) -> MergedTopics:
+    return merge_topics(bodies, HOME, OWN, known or KnownTopics(), lambda _: True, MOST)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({}, "spec.quotas.pendingMessages: has to be said: the cluster limits it to 100"),
+        ({"quotas": {"pendingBytes": 1}}, "spec.quotas.pendingMessages: has to be said"),
+        ({"quotas": {"pendingMessages": 61}}, "spec.quotas.pendingMessages: is 101 in all topics of the namespace"),
+        ({"queues": 7}, "spec.queues: are 11 in all topics of the namespace; the cluster's limit for it is 10"),
+        ({"retention": "6d"}, "spec.retention: the cluster's limit for the namespace is 5d"),
+        ({"dlqRetention": "6d"}, "spec.dlqRetention: the cluster's limit for the namespace is 5d"),
+    ],
+)
+def test_a_namespace_has_what_the_cluster_gives_it_and_no_more(spec: Json, says: str) -> None:
+    good = {"quotas": {"pendingMessages": 40}, "dlqRetention": "5d"}
+    base = topic("first", **good), topic("of-others", "bank", **good)
+    wanted = good | spec if spec else {"dlqRetention": "5d"}
+    found = limited(*base, topic("second", at=1, **wanted))
+    assert queues(found) == {"first": 4, "of-others": 4}
+    assert reason(found, "second") is TopicReason.OVER_LIMIT
+    assert found.told["shop", "second"].message.startswith(says)
+    assert queues(limited(*base, topic("home", HOME, queues=9_000))) == {"first": 4, "of-others": 4, "home": 9_000}
+
+
+def test_topics_that_were_left_behind_count_and_what_is_accepted_outlives_a_lower_limit() -> None:
+    left = KnownTopics(OWN, {"old": TopicOwner("shop")}, {"old": 7})
+    good = {"quotas": {"pendingMessages": 1}, "retention": "1d", "dlqRetention": "1d"}
+    assert reason(limited(topic("a", **good), known=left), "a") is TopicReason.OVER_LIMIT
+    known = after(merged(topic("a", queues=12)))
+    found = limited(topic("a", queues=12), known=known)
+    assert queues(found) == {"a": 12}
+    assert reason(found, "a") is TopicReason.OVER_LIMIT
 
 
 NAMESPACES = ("shop", "bank", HOME)

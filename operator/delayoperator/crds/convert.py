@@ -227,6 +227,8 @@ def _node_settings(settings: NodeSettingsModel) -> Iterator[Refusal]:
 
 
 def _allowed(allowed: AllowedNamespaces) -> Iterator[Refusal]:
+    if allowed.limits is not None and allowed.limits.retention is not None:
+        yield from _duration("spec.allowedNamespaces.limits.retention", allowed.limits.retention, MAX_HORIZON_DAYS)
     if (allowed.from_ is AllowedFrom.SELECTOR) != (allowed.selector is not None):
         yield Refusal("spec.allowedNamespaces", WITH_SELECTOR["message"])
     for number, it in enumerate((allowed.selector.match_expressions if allowed.selector else None) or ()):

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final
 
+from delayregistry.model import MAX_QUEUES, MAX_QUOTA
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
-from delayoperator.crds.base import ATOMIC, ATOMIC_MAP, Model, rule, rules
+from delayoperator.crds.base import ATOMIC, ATOMIC_MAP, Duration, Int, Model, rule, rules
 
 CLUSTER_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
@@ -94,6 +95,21 @@ class NamespaceSelector(Model):
         )
 
 
+class NamespaceLimits(Model):
+    """What the DelayTopics of one other namespace may ask for, all together. Where a quota is limited, each of them has
+    to say its own. What is accepted already stays when a limit is lowered."""
+
+    queues: Int | None = Field(
+        None, ge=1, le=MAX_QUEUES, description="Queues, those of topics that were left behind included."
+    )
+    pending_messages: Int | None = Field(None, ge=1, le=MAX_QUOTA, description="The sum of quotas.pendingMessages.")
+    pending_bytes: Int | None = Field(None, ge=1, le=MAX_QUOTA, description="The sum of quotas.pendingBytes.")
+    enqueue_per_second: Int | None = Field(None, ge=1, le=MAX_QUOTA, description="The sum of quotas.enqueuePerSecond.")
+    retention: Duration | None = Field(
+        None, description="The longest retention and dlqRetention of a topic, such as 7d: what was released takes disk."
+    )
+
+
 class AllowedNamespaces(Model):
     """Whose DelayTopics and DelayUsers count for the cluster."""
 
@@ -107,6 +123,9 @@ class AllowedNamespaces(Model):
     )
     selector: NamespaceSelector | None = Field(
         None, description="Namespaces by their labels. The operator needs the right to get namespaces for it."
+    )
+    limits: NamespaceLimits | None = Field(
+        None, description="What the topics of each other namespace may ask for. Absent: no limits."
     )
 
 

@@ -37,6 +37,7 @@ class TopicReason(StrEnum):
     NAME_TAKEN = "NameTaken"  # by spec.topics, by an older DelayTopic or by what another namespace has left
     NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"  # spec.allowedNamespaces of the cluster does not have it
     NAMESPACE_UNKNOWN = "NamespaceUnknown"  # the operator can't read the namespace's labels
+    OVER_LIMIT = "OverLimit"  # spec.allowedNamespaces.limits of the cluster
     CLUSTER_FULL = "ClusterFull"  # it has as many topics or queues as a cluster may have
 
 

@@ -8,17 +8,20 @@ namespace is not allowed any more, takes its topic away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from delayregistry.model import MAX_QUEUES, BadSpec, ClusterSpec, TopicSpec
+from delayapi.durations import parse_duration_ms
+from delayregistry.codec import camel
+from delayregistry.model import MAX_QUEUES, BadSpec, ClusterSpec, TopicQuotas, TopicSpec
 from pydantic import ValidationError
 
 from delayoperator.cluster.annotations import OWNER_PREFIX
 from delayoperator.crds import limits
 from delayoperator.crds.convert import impossible_topic, topic_spec, topic_taken_back
 from delayoperator.crds.refusal import from_pydantic
+from delayoperator.crds.tenancy import NamespaceLimits
 from delayoperator.crds.topic import DelayTopicSpec, TopicReason
 
 Json = Mapping[str, Any]
@@ -94,10 +97,12 @@ def merge_topics(
     own: ClusterSpec,
     known: KnownTopics,
     allowed: Callable[[str], bool | None],
+    most: NamespaceLimits | None = None,
 ) -> MergedTopics:
     """bodies: the DelayTopics of the cluster that `own` is the spec of, as its DelayCluster in `namespace` has it.
-    allowed: whether a namespace may have topics there; None: that is not known."""
-    merge = _Merge(namespace, own, known, allowed)
+    allowed: whether a namespace may have topics there; None: that is not known. most: what each other
+    namespace may ask for."""
+    merge = _Merge(namespace, own, known, allowed, most or NamespaceLimits.model_validate({}))
     for body in sorted(bodies, key=merge.precedence):
         merge.add(body)
     return merge.result()
@@ -105,9 +110,14 @@ def merge_topics(
 
 class _Merge:
     def __init__(
-        self, namespace: str, own: ClusterSpec, known: KnownTopics, allowed: Callable[[str], bool | None]
+        self,
+        namespace: str,
+        own: ClusterSpec,
+        known: KnownTopics,
+        allowed: Callable[[str], bool | None],
+        most: NamespaceLimits,
     ) -> None:
-        self._namespace, self._own, self._known, self._allowed = namespace, own, known, allowed
+        self._namespace, self._own, self._known, self._allowed, self._most = namespace, own, known, allowed, most
         self._names = frozenset(it.name for it in own.topics)
         self._before = {it.name: it for it in known.lent(self._names)}
         self._providers = known.providers()
@@ -132,7 +142,7 @@ class _Merge:
         name = said if isinstance(said, str) else key[1]
         before = self._before.get(name) if self._providers.get(key) == name else None  # it was accepted with that
         taken = self._not_its_own(key, name)
-        found = self._asked(name, raw, before) if taken is None else ToldTopic(None, *taken)
+        found = self._asked(key[0], name, raw, before) if taken is None else ToldTopic(None, *taken)
         if found.spec is not None:
             self._found[name] = key, found.spec
             self._owners[name] = TopicOwner(*key)
@@ -153,7 +163,7 @@ class _Merge:
         topics = tuple(spec for _, (_, spec) in sorted(self._found.items()))
         return MergedTopics(topics, owners, self._told, self._names)
 
-    def _asked(self, name: str, raw: object, before: TopicSpec | None) -> ToldTopic:
+    def _asked(self, namespace: str, name: str, raw: object, before: TopicSpec | None) -> ToldTopic:
         known = self._known
         has_been = None if known.accepted is None else known.accepted.topic(name)
         try:
@@ -177,8 +187,33 @@ class _Merge:
                 f"asks for {asked.queues}; the limits are {limits.MAX_TOPICS} topics and {MAX_QUEUES} queues"
             )
             return ToldTopic(before, TopicReason.CLUSTER_FULL, said)
+        over = "; ".join(self._over_limit(namespace, asked)) if namespace != self._namespace else ""
+        if over:
+            return ToldTopic(before, TopicReason.OVER_LIMIT, over)
         self._promised[name] = asked
         return ToldTopic(asked)
+
+    def _over_limit(self, namespace: str, asked: TopicSpec) -> Iterator[str]:
+        most = self._most
+        names = {name for name, owner in self._owners.items() if owner.namespace == namespace} - {asked.name}
+        others = [self._promised[name] for name in names if name in self._promised]
+        left_behind = sum(self._known.kept.get(name, 0) for name in names if name not in self._promised)
+        queues = asked.queues + sum(it.queues for it in others) + left_behind
+        if most.queues is not None and queues > most.queues:
+            said = f"are {queues} in all topics of the namespace"
+            yield f"spec.queues: {said}; the cluster's limit for it is {most.queues}"
+        for field_name, limit in most:
+            if limit is None or field_name not in TopicQuotas.__slots__:
+                continue
+            path, quota = f"spec.quotas.{camel(field_name)}", _quota(asked, field_name)
+            if quota is None:
+                yield f"{path}: has to be said: the cluster limits it to {limit} for all topics of the namespace"
+            elif (total := quota + sum(_quota(it, field_name) or 0 for it in others)) > limit:
+                yield f"{path}: is {total} in all topics of the namespace; the cluster's limit for it is {limit}"
+        longest_ms = None if most.retention is None else parse_duration_ms(most.retention)
+        for field_name in ("retention", "dlq_retention"):
+            if longest_ms is not None and getattr(asked, f"{field_name}_ms") > longest_ms:
+                yield f"spec.{camel(field_name)}: the cluster's limit for the namespace is {most.retention}"
 
     def _not_its_own(self, key: ObjectKey, name: str) -> tuple[TopicReason, str] | None:
         """Why the topic is not this object's, or its namespace may have none. Of others' no more than that there is
@@ -214,6 +249,11 @@ class _Merge:
         accepted = self._known.accepted
         there = accepted is not None and (accepted.topic(name) is not None or self._known.kept.get(name))
         return self._namespace if there else ""
+
+
+def _quota(topic: TopicSpec, name: str) -> int | None:
+    found: int | None = None if topic.quotas is None else getattr(topic.quotas, name)
+    return found
 
 
 def _key(body: Json) -> ObjectKey:

@@ -161,7 +161,8 @@ class ClusterReconciler:
                 )
             return self._finish(body, observation, ApplyOutcome(), live, "")
         allowed = partial(self._labels.allows, desired.allowed)
-        topics = self._topics.look(held, desired.cluster, requested.known, allowed)
+        most = None if desired.allowed is None else desired.allowed.limits
+        topics = self._topics.look(held, desired.cluster, requested.known, allowed, most)
         desired = with_topics(desired, topics.merged)
         paused = bool(paused_by(body))
         named = summarize_shards(desired.cluster, found, nodes).named

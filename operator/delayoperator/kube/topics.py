@@ -10,6 +10,7 @@ from delayregistry.model import ClusterSpec, ShardObject
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.shard_summary import ShardSummary, some
 from delayoperator.control_loop.loop import LoopClock
+from delayoperator.crds.tenancy import NamespaceLimits
 from delayoperator.crds.topic import TopicReason
 from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, ToldTopic, kept_as_they_are, merge_topics
 from delayoperator.kube.api import Api, ApiError, Json
@@ -39,9 +40,14 @@ class Topics:
         self._counted_ms: dict[tuple[str, str], int] = {}  # when its messages were written last
 
     def look(
-        self, held: HeldObjects, own: ClusterSpec, known: KnownTopics, allowed: Callable[[str], bool | None]
+        self,
+        held: HeldObjects,
+        own: ClusterSpec,
+        known: KnownTopics,
+        allowed: Callable[[str], bool | None],
+        most: NamespaceLimits | None,
     ) -> TopicsLook:
-        """own: as the DelayCluster has it. allowed: see merge_topics."""
+        """own: as the DelayCluster has it. allowed, most: see merge_topics."""
         providers = known.providers()
         try:
             bodies = self._objects.held(held)
@@ -52,7 +58,7 @@ class Topics:
         except ApiError as error:
             unused = error.forbidden and not providers  # of an operator whose rights are of an earlier release
             return TopicsLook(kept_as_they_are(own, known), problems=[] if unused else [problem(error)])
-        return TopicsLook(merge_topics(bodies, self._namespace, own, known, allowed), bodies)
+        return TopicsLook(merge_topics(bodies, self._namespace, own, known, allowed, most), bodies)
 
     def tell(
         self,
