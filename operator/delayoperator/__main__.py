@@ -8,6 +8,7 @@
                         release its own
     OPERATOR_SERVICE_ACCOUNT  its own, in that Lease's namespace: by its tokens nodes know the operator; not set: they
                         don't, and no cluster comes to the security mode Required
+    OPERATOR_SECURE_BY_DEFAULT  true: a new DelayCluster without spec.security is Required where cert-manager is there
     OPERATOR_LEASE_SECONDS  how long a leader may be silent; default 5
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
     DELAYCLUSTER_LOG_LEVEL  the least level of events in the log: debug, info, warning or error; so does --log-level
@@ -69,6 +70,7 @@ class Options:
     pod_security: dict[str, Any] | None = None
     lease: str = DEFAULT_LEASE
     account: str = ""
+    secure_by_default: bool = False
     election: ElectionTimes = field(default_factory=ElectionTimes)
 
     @classmethod
@@ -83,6 +85,7 @@ class Options:
             _object(environment, "DELAYNODE_POD_SECURITY_CONTEXT"),
             environment.get("OPERATOR_LEASE") or DEFAULT_LEASE,
             environment.get(ACCOUNT_VARIABLE, ""),
+            environment.get("OPERATOR_SECURE_BY_DEFAULT") == "true",
             ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
         )
 
@@ -137,6 +140,7 @@ class Operator:
             options.rebalance_image,
             account,
             options.pod_security,
+            secure_by_default=options.secure_by_default,
             token=partial(self._new_token, account),
         )
         mine = OperatorClaim(release, namespace, RELEASE)

@@ -131,7 +131,10 @@ def test_the_lease_of_the_election_is_its_releases_own_and_others_only_see_it(ca
     namespace, _, lease = options.lease.partition("/")
     assert (namespace, lease) == ("delaycluster-system", deployment["metadata"]["name"])
     own, seen = (objects["Role", namespace, f"{lease}-{what}"]["rules"] for what in ("leader", "seen"))
-    assert rights(own) == {("coordination.k8s.io", "leases", verb) for verb in elections_verbs()}
+    tokens = ("", "serviceaccounts/token", "create")  # of its own account, by which nodes know it
+    assert rights(own) == {tokens, *(("coordination.k8s.io", "leases", verb) for verb in elections_verbs())}
+    (account,) = (rule["resourceNames"] for rule in own if rule["resources"] == ["serviceaccounts/token"])
+    assert account == [deployment["spec"]["template"]["spec"]["serviceAccountName"]] == [options.account]
     assert all(rule.get("resourceNames") == [lease] for rule in own if rule["verbs"] != ["create"])
     assert [(rule["resourceNames"], rule["verbs"]) for rule in seen] == [([lease], ["get"])]
     subjects = objects["RoleBinding", namespace, f"{lease}-leader"]["subjects"]

@@ -134,7 +134,7 @@ def test_every_request_arrives() -> None:
     assert made.network == NetworkAccess(({"namespaceSelector": {"matchLabels": {"a": "b"}}},), ())
     issuer = TokenIssuer(IssuerKind.OIDC, "b", "https://a.example", groups_claim="groups")
     settings = TlsSettings(SecurityMode.REQUIRED, "web", "inner", "clients")
-    assert made.security == DesiredSecurity(settings, Verification.TOKEN_REVIEW, (issuer,), ("group:admins",))
+    assert made.security == DesiredSecurity(True, settings, Verification.TOKEN_REVIEW, (issuer,), ("group:admins",))
     assert made.resources == {"requests": {"cpu": "2", "memory": "1Gi"}}
     assert made.rebalance is not None
     assert made.rebalance.schedule == "0 3 * * *"

@@ -123,10 +123,11 @@ class Stage:
         lease: str = LEASE,
         lease_seconds: int = LEASE_SECONDS,
         image: str = IMAGE,
+        secure_by_default: bool = False,
     ) -> RunningOperator:
         """Start an operator in a thread of this process, with kopf really running in it.
 
-        lease: its release's. image: of the nodes whose cluster names none.
+        lease: its release's. image: of the nodes whose cluster names none. secure_by_default: see WorkerSettings.
         """
         events: list[Json] = []
         configuration = client.Configuration()
@@ -144,6 +145,7 @@ class Stage:
                     WorkerSettings(
                         image, account=OwnAccount(lease.partition("/")[0], "operator"), resync_s=resync_s,
                         dead_after_ms=DEAD_AFTER_MS, token=lambda namespace, cluster: lambda: "token",
+                        secure_by_default=secure_by_default,
                         prober=lambda access: GrpcProber(),  # the kubelet's nodes answer without TLS
                     ),
                 )  # fmt: skip

@@ -54,7 +54,10 @@ def test_off_to_required_and_back_goes_by_permissive(stage: Stage) -> None:
         (IssuerKind.SERVICE_ACCOUNTS, f"delaycluster.io/{NAMESPACE}/shop")
     ]
 
-    stage.edit(security=None)  # nobody says any more which Secrets they are
+    stage.edit(security=None)  # says nothing: it stays as it is
+    stage.settled()
+    assert (mode(stage), peers(stage)) == ("Required", "required")
+    stage.edit(security={"mode": "Off"})  # nobody says any more which Secrets they are
     stage.until(lambda: peers(stage) == "preferred")
     assert {it["secret"]["secretName"] for it in template(stage)["spec"]["volumes"] if "secret" in it} == {
         "web", "inner",
@@ -101,3 +104,18 @@ def test_who_takes_the_jobs_name_is_refused(stage: Stage) -> None:
     stage.settled()
     job = f"system:serviceaccount:{NAMESPACE}:shop-rebalance"
     assert [it.principal for it in document(stage).users] == [job]
+
+
+def test_a_new_cluster_that_says_nothing_is_secured_where_cert_manager_is_there(stage: Stage) -> None:
+    stage.operator(secure_by_default=True)
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    assert (mode(stage), peers(stage), ports(stage)) == ("Required", "required", ["tokens"])
+    stage.delete("certificates", "shop-server-tls")
+    stage.until(lambda: "shop-server-tls" in stage.names("certificates"))
+    stage.settled()
+    stage.edit(security={"mode": "Off"})
+    stage.until(lambda: mode(stage) == "Off")
+    stage.edit(security=None)
+    stage.settled()
+    assert (mode(stage), peers(stage)) == ("Off", "off"), "one that is there stays as it is"

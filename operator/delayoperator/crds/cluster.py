@@ -384,7 +384,9 @@ class DelayClusterSpec(Model):
         "says.",
     )
     security: SecurityModel | None = Field(
-        None, description="Who may reach the nodes, and how. Absent: as with mode Off, everybody may do everything."
+        None,
+        description="Who may reach the nodes, and how. Absent: a new cluster is Required, with certificates of "
+        "cert-manager, where that is installed, else Off; one that is there stays as it is. status.security says it.",
     )
     rebalance: Rebalancing | None = Field(
         None,

@@ -63,8 +63,10 @@ class InvalidSpec(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DesiredSecurity:
-    """tls: with the mode that is asked for; None: Off. verify: of ServiceAccounts' tokens."""
+    """said: spec.security is there; else a new cluster is secured where keys can be had, and another one stays as it
+    is. tls: with the mode that is asked for; None: Off. verify: of ServiceAccounts' tokens."""
 
+    said: bool = False
     tls: TlsSettings | None = None
     verify: Verification = Verification.JWKS
     oidc: tuple[TokenIssuer, ...] = ()
@@ -353,7 +355,7 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
 def _security(name: str, said: SecurityModel) -> DesiredSecurity:
     """Raises BadSpec."""
     if said.mode is SecurityMode.OFF or said.certificates is None:
-        return DesiredSecurity()
+        return DesiredSecurity(said=True)
     issuers = tuple(
         TokenIssuer(
             IssuerKind.OIDC, it.audience, it.issuer, jwks_url=it.jwks_url or "", ca=it.ca or "",
@@ -363,10 +365,11 @@ def _security(name: str, said: SecurityModel) -> DesiredSecurity:
     )  # fmt: skip
     superior = tuple(dict.fromkeys(said.super_users or ()))
     SecuritySpec(AuthorizationMode(said.mode.value), superior, issuers)  # finds what is wrong with them
-    return DesiredSecurity(_tls(name, said.mode, said.certificates), said.tokens.service_accounts, issuers, superior)
+    settings = tls_settings(name, said.mode, said.certificates)
+    return DesiredSecurity(True, settings, said.tokens.service_accounts, issuers, superior)
 
 
-def _tls(name: str, mode: SecurityMode, found: ClusterCertificates) -> TlsSettings:
+def tls_settings(name: str, mode: SecurityMode, found: ClusterCertificates) -> TlsSettings:
     client_ca = found.client_ca or ""
     if found.secrets is not None:
         return TlsSettings(mode, found.secrets.server, found.secrets.peers or found.secrets.server, client_ca)

@@ -34,7 +34,7 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.events import EventRecorder
-from delayoperator.kube.kinds import CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
+from delayoperator.kube.kinds import CERTIFICATE, CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
 from delayoperator.kube.namespace_labels import NamespaceLabels
 from delayoperator.kube.observe import LiveObjects, Observer
 from delayoperator.kube.own_token import OwnAccount
@@ -103,9 +103,12 @@ class ClusterReconciler:
         no_token: Callable[[], str] = lambda: "",
         pod_security: Json | None = None,
         namespaces: Sequence[str] = ("",),
+        *,
+        secure_by_default: bool = False,
     ) -> None:
         """account: the operator's. no_token: why it has no token for the nodes just now; "": it has one. namespaces:
-        where the operator looks; "" is everywhere."""
+        where the operator looks; "" is everywhere. secure_by_default: new clusters, where cert-manager is there."""
+        self._secure_by_default = secure_by_default
         self.uid = uid
         self._account, self._no_token, self._pod_security = account, no_token, pod_security
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
@@ -170,7 +173,13 @@ class ClusterReconciler:
         told = 1 if accepted.cluster is None else accepted.cluster.nodes_version
         written = max(told, written_version(body.get("status") or {}))
         secured = security.look(
-            desired, self._namespace, live, self._registry.list_leases(), self._account.principal, self._no_token
+            desired,
+            self._namespace,
+            live,
+            self._registry.list_leases(),
+            self._account.principal,
+            self._no_token,
+            self._can_have_keys,
         )
         versions = decide_nodes_version(
             written, [f"n{number}" for number in range(max(size.nodes, size.pods))], nodes,
@@ -309,6 +318,18 @@ class ClusterReconciler:
             with_last_accepted(it, written, topics.owners) if (it["kind"], it["metadata"]["name"]) == settings else it
             for it in objects
         ]
+
+    def _can_have_keys(self) -> bool:
+        """cert-manager is there, and ours to ask."""
+        if not self._secure_by_default:
+            return False
+        try:
+            self._api.list(CERTIFICATE, self._namespace)
+        except ApiError as error:
+            if error.not_found or error.forbidden:
+                return False
+            raise
+        return True
 
     def _document(self, view: ClusterView, live: LiveObjects) -> str:
         """The security document that nodes follow; "": there is none."""

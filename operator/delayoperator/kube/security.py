@@ -22,7 +22,8 @@ from delayregistry.security import (
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.security import next_step, weakest
-from delayoperator.crds.convert import DesiredCluster
+from delayoperator.crds.convert import DesiredCluster, tls_settings
+from delayoperator.crds.security import ClusterCertificates
 from delayoperator.kube.api import Json
 from delayoperator.kube.kinds import CERTIFICATE
 from delayoperator.kube.observe import LiveObjects
@@ -49,10 +50,13 @@ def look(
     leases: Sequence[NodeLease],
     operator_principal: str,
     no_token: Callable[[], str],
+    can_have_keys: Callable[[], bool],
 ) -> SecurityLook:
-    """operator_principal: as nodes know the operator; "": it has no token. no_token: why it has none just now."""
-    cluster, asked = desired.cluster.name, desired.security.tls
+    """operator_principal: as nodes know the operator; "": it has no token. no_token: why it has none just now.
+    can_have_keys: whether certificates can be had without a word of people's."""
+    cluster = desired.cluster.name
     template = _template(live.stateful_set(cluster))
+    asked = desired.security.tls if desired.security.said else _unsaid(cluster, template, live, can_have_keys)
     modes = {pod.security for pod in live.pods}
     there = {*modes, *([] if template is None else [security_mode(template["metadata"])])}
     mode = SecurityMode.OFF if asked is None else asked.mode
@@ -70,6 +74,23 @@ def look(
     mode = SecurityMode.OFF if settings is None else settings.mode
     base = _base(desired, namespace, mode, operator_principal)
     return SecurityLook(settings, base, weakest(modes or {mode}), problems)
+
+
+def _unsaid(
+    cluster: str, template: Json | None, live: LiveObjects, can_have_keys: Callable[[], bool]
+) -> TlsSettings | None:
+    """What a cluster has whose spec says nothing: it stays as it is; a new one is secured where that can be."""
+    if template is not None:
+        mode = security_mode(template["metadata"])
+        found = None if mode is SecurityMode.OFF else _settings_of(template, cluster, live)
+        if found is None:
+            return None
+        ours = found.server == names.server_certificate(cluster)  # also while somebody has deleted the Certificate
+        return replace(found, mode=mode, cert_manager=found.cert_manager or ours)
+    if not can_have_keys():
+        return None
+    certificates = ClusterCertificates.model_validate({"certManager": {}})
+    return tls_settings(cluster, SecurityMode.REQUIRED, certificates)
 
 
 def _base(desired: DesiredCluster, namespace: str, mode: SecurityMode, operator_principal: str) -> SecuritySpec:
