@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from delayapi.credentials import ClientCredentials, Tls
+from delayoperator.certificate_authority import key_pem, new_key, sign
 from delayoperator.control_loop.node_access import OperatorAccess
 from delayregistry.security import AuthorizationMode, SecuritySpec, StaticToken
 
@@ -40,7 +39,6 @@ CLUSTER_URI: Final = "spiffe://delaycluster/ns/local/cluster/local"
 ADMIN: Final = "admin"
 ADMIN_URI: Final = "spiffe://delaycluster/ns/local/user/admin"
 _CA_DAYS, _LEAF_DAYS, _RENEW_DAYS = 3_650, 365, 30
-_USES: Final = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +123,9 @@ class _Ca:
         if certificate.exists() or key.exists():
             self._certificate, self._key = _read(certificate, key)
         else:
-            self._key = ec.generate_private_key(ec.SECP256R1())
-            self._certificate = _sign(_subject(name), (), self._key, None, self._key, now, _CA_DAYS)
-            _write(key, _key_pem(self._key))
+            self._key = new_key()
+            self._certificate = sign(name, (), self._key, None, now, _CA_DAYS)
+            _write(key, key_pem(self._key))
             _write(certificate, self.pem)
 
     @property
@@ -145,57 +143,10 @@ class _Ca:
                 return
         except Exception:
             pass
-        key = ec.generate_private_key(ec.SECP256R1())
-        made = _sign(_subject(name), names, key, self._certificate, self._key, now, _LEAF_DAYS)
-        _write(directory / "tls.key", _key_pem(key))
+        key = new_key()
+        made = sign(name, names, key, (self._certificate, self._key), now, _LEAF_DAYS)
+        _write(directory / "tls.key", key_pem(key))
         _write(directory / "tls.crt", made.public_bytes(Encoding.PEM))
-
-
-def _sign(
-    subject: x509.Name,
-    names: tuple[x509.GeneralName, ...],
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-    days: int,
-) -> x509.Certificate:
-    """issuer: None for a CA, which signs itself."""
-    is_ca = issuer is None
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # another machine's clock may be behind
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(is_ca, 0 if is_ca else None), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=not is_ca,
-                key_cert_sign=is_ca,
-                crl_sign=is_ca,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )
-    if not is_ca:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(_USES), critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
-
-
-def _subject(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _read(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -205,10 +156,6 @@ def _read(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCu
     if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != found.public_key():
         raise ValueError(f"{key} is not the key of {certificate}")
     return found, loaded
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,7 +8,8 @@
                         release its own
     OPERATOR_SERVICE_ACCOUNT  its own, in that Lease's namespace: by its tokens nodes know the operator; not set: they
                         don't, and no cluster comes to the security mode Required
-    OPERATOR_SECURE_BY_DEFAULT  true: a new DelayCluster without spec.security is Required where cert-manager is there
+    OPERATOR_SECURE_BY_DEFAULT  true: a new DelayCluster without spec.security is Required where keys can be had
+    OPERATOR_MAY_KEEP_SECRETS  true: keys of CAs of clusters' own, where cert-manager is not there
     OPERATOR_LEASE_SECONDS  how long a leader may be silent; default 5
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
     DELAYCLUSTER_LOG_LEVEL  the least level of events in the log: debug, info, warning or error; so does --log-level
@@ -71,6 +72,7 @@ class Options:
     lease: str = DEFAULT_LEASE
     account: str = ""
     secure_by_default: bool = False
+    may_keep_secrets: bool = False
     election: ElectionTimes = field(default_factory=ElectionTimes)
 
     @classmethod
@@ -86,6 +88,7 @@ class Options:
             environment.get("OPERATOR_LEASE") or DEFAULT_LEASE,
             environment.get(ACCOUNT_VARIABLE, ""),
             environment.get("OPERATOR_SECURE_BY_DEFAULT") == "true",
+            environment.get("OPERATOR_MAY_KEEP_SECRETS") == "true",
             ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
         )
 
@@ -141,6 +144,7 @@ class Operator:
             account,
             options.pod_security,
             secure_by_default=options.secure_by_default,
+            may_keep_secrets=options.may_keep_secrets,
             token=partial(self._new_token, account),
         )
         mine = OperatorClaim(release, namespace, RELEASE)

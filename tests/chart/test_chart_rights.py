@@ -115,7 +115,9 @@ def test_the_scan_of_the_code_sees_its_calls() -> None:
 
 
 def test_the_operator_has_every_right_that_its_code_asks_for() -> None:
-    assert asked_for() - granted() == set()
+    by_choice = rights(read(CHART / "files" / "secrets.yaml"))  # for a CA of a cluster's own, without cert-manager
+    assert asked_for() - granted() == by_choice
+    assert {resource for _, resource, _ in by_choice} == {"secrets"}
 
 
 def test_the_operator_holds_what_it_grants_to_the_nodes() -> None:
@@ -162,5 +164,5 @@ def test_rules_are_one_file_each_that_the_template_takes_as_it_is() -> None:
     taken = {path.name for path in (CHART / "files").glob("*.yaml") if f'"files/{path.name}"' in "".join(templates)}
     assert taken == {
         "rules.yaml", "spark-executors.yaml", "cluster-objects.yaml", "machines.yaml", "namespaces.yaml",
-        "shard-admin.yaml",
+        "shard-admin.yaml", "secrets.yaml",
     }  # fmt: skip

@@ -301,11 +301,11 @@ CEL = (
     BadCluster("TLS without keys", _spec(security={"mode": "Required"}), By.CEL, "spec.security.certificates",
                "Permissive and Required need certificates", "spec.security.certificates: Permissive and Required need"),
     BadCluster("keys from nowhere", _spec(security={"mode": "Off", "certificates": {}}), By.CEL,
-               "spec.security.certificates", "one of certManager and secrets",
-               "spec.security.certificates: certificates are of cert-manager or in Secrets"),
+               "spec.security.certificates", "one of certManager, secrets, ownCA",
+               "spec.security.certificates: certificates are of cert-manager, in Secrets, or of"),
     BadCluster("keys from two places", _spec(security={"mode": "Off", "certificates": {
                "certManager": {}, "secrets": {"server": "a"}}}), By.CEL, "spec.security.certificates",
-               "one of certManager and secrets", "spec.security.certificates: certificates are of cert-manager or in"),
+               "one of certManager, secrets, ownCA", "spec.security.certificates: certificates are of"),
     BadCluster("an issuer whose keys nobody knows", _spec(security={"mode": "Off", "tokens": {"oidc": [
                {"issuer": "login", "audience": "delay"}]}}), By.CEL, "spec.security.tokens.oidc[0]",
                "needs jwksURL", "spec.security.tokens.oidc[login]: an issuer that is no https URL needs jwksURL"),

@@ -193,7 +193,7 @@ def _bad_security(said: SecurityModel) -> Iterator[Refusal]:
     found = said.certificates
     if found is None and said.mode is not SecurityMode.OFF:
         yield Refusal("spec.security.certificates", KEYS_WANTED["message"])
-    if found is not None and (found.cert_manager is None) == (found.secrets is None):
+    if found is not None and [found.cert_manager, found.secrets, found.own_ca].count(None) != 2:
         yield Refusal("spec.security.certificates", ONE_SOURCE["message"])
     for it in said.tokens.oidc or ():
         if not it.issuer.startswith("https://") and it.jwks_url is None:
@@ -373,9 +373,12 @@ def tls_settings(name: str, mode: SecurityMode, found: ClusterCertificates) -> T
     client_ca = found.client_ca or ""
     if found.secrets is not None:
         return TlsSettings(mode, found.secrets.server, found.secrets.peers or found.secrets.server, client_ca)
+    server, peers = names.server_certificate(name), names.peer_certificate(name)
+    if found.own_ca is not None:
+        return TlsSettings(mode, server, peers, client_ca, own_ca=True)
     ref = found.cert_manager.issuer_ref if found.cert_manager is not None else None
     issuer = None if ref is None else CertificateIssuer(ref.name, ref.kind, ref.group)
-    return TlsSettings(mode, names.server_certificate(name), names.peer_certificate(name), client_ca, True, issuer)
+    return TlsSettings(mode, server, peers, client_ca, cert_manager=True, issuer=issuer)
 
 
 def _network(policy: NetworkPolicyModel) -> NetworkAccess:

@@ -23,8 +23,8 @@ KEYS_WANTED = rule(
     field=".certificates",
 )
 ONE_SOURCE = rule(
-    "has(self.certManager) != has(self.secrets)",
-    "certificates are of cert-manager or in Secrets: one of certManager and secrets",
+    "[has(self.certManager), has(self.secrets), has(self.ownCA)].filter(x, x).size() == 1",
+    "certificates are of cert-manager, in Secrets, or of a CA of the cluster's own: one of certManager, secrets, ownCA",
 )
 OIDC_KEYS = rule(
     "self.issuer.startsWith('https://') || has(self.jwksURL)",
@@ -71,6 +71,10 @@ class CertificateSecrets(Model):
     )
 
 
+class OwnCA(Model):
+    """A CA of this cluster's own, whose key the operator keeps in the Secret NAME-ca."""
+
+
 class ClusterCertificates(Model):
     """Where the nodes' certificates come from. They may be replaced at any time: nodes use new ones without a
     restart."""
@@ -79,6 +83,12 @@ class ClusterCertificates(Model):
 
     cert_manager: CertManager | None = Field(None, description="cert-manager makes them.")
     secrets: CertificateSecrets | None = Field(None, description="They are in Secrets that you make.")
+    own_ca: OwnCA | None = Field(
+        None,
+        alias="ownCA",
+        description="The operator makes them, by a CA of this cluster's own in the Secret NAME-ca. It needs a right on "
+        "Secrets for it: the chart's rbac.secrets.",
+    )
     client_ca: SecretName | None = Field(
         None,
         alias="clientCA",

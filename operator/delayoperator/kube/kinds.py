@@ -40,6 +40,7 @@ ROLE = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 DISRUPTION_BUDGET = ObjectKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 NETWORK_POLICY = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
+SECRET = ObjectKind("Secret", "", "v1", "secrets")  # of a cluster's own CA alone: kube/own_ca.py
 ISSUER = ObjectKind("Issuer", "cert-manager.io", "v1", "issuers")
 CERTIFICATE = ObjectKind("Certificate", "cert-manager.io", "v1", "certificates")
 LEASE = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")

@@ -37,6 +37,7 @@ from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CERTIFICATE, CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
 from delayoperator.kube.namespace_labels import NamespaceLabels
 from delayoperator.kube.observe import LiveObjects, Observer
+from delayoperator.kube.own_ca import OwnAuthority
 from delayoperator.kube.own_token import OwnAccount
 from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
@@ -105,10 +106,12 @@ class ClusterReconciler:
         namespaces: Sequence[str] = ("",),
         *,
         secure_by_default: bool = False,
+        may_keep_secrets: bool = False,
     ) -> None:
         """account: the operator's. no_token: why it has no token for the nodes just now; "": it has one. namespaces:
-        where the operator looks; "" is everywhere. secure_by_default: new clusters, where cert-manager is there."""
-        self._secure_by_default = secure_by_default
+        where the operator looks; "" is everywhere. secure_by_default: new clusters, where keys can be had, of
+        cert-manager, or, with may_keep_secrets, of a CA of their own."""
+        self._secure_by_default, self._may_keep_secrets = secure_by_default, may_keep_secrets
         self.uid = uid
         self._account, self._no_token, self._pod_security = account, no_token, pod_security
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
@@ -119,6 +122,7 @@ class ClusterReconciler:
         self._topics = Topics(api, namespace, name, clock, namespaces)
         self._users = Users(api, namespace, name, clock, namespaces)
         self._applier = Applier(api, self.record_event)
+        self._authority = OwnAuthority(api, clock, self.record_event)
         self._restarter = PodRestarter(api, self.record_event)
         # For what is said only; an operator that is new does without.
         self._unserved_since_ms: dict[str, int] = {}
@@ -179,7 +183,7 @@ class ClusterReconciler:
             self._registry.list_leases(),
             self._account.principal,
             self._no_token,
-            self._can_have_keys,
+            self._default_keys,
         )
         versions = decide_nodes_version(
             written, [f"n{number}" for number in range(max(size.nodes, size.pods))], nodes,
@@ -202,8 +206,9 @@ class ClusterReconciler:
         counted = summarize_shards(view.cluster, found, nodes)
         outcome, restart, grow = ApplyOutcome(), None, Volumes()
         if not paused:
+            kept = self._authority.keep(view)
             outcome = self._applier.apply(view, self._desired(view, live, requested.written, topics.merged), live)
-            outcome.problems += [*secured.problems, *topics.problems, *users.problems]
+            outcome.problems += [*kept, *secured.problems, *topics.problems, *users.problems]
             if users.document == document or CONFIG_MAP not in outcome.written:  # else the next round sees it in force
                 outcome.problems += [problem(error) for error in self._users.tell(users, document)]
             grow = self._applier.grow(view, live, outcome)
@@ -319,17 +324,17 @@ class ClusterReconciler:
             for it in objects
         ]
 
-    def _can_have_keys(self) -> bool:
-        """cert-manager is there, and ours to ask."""
+    def _default_keys(self) -> Json | None:
+        """spec.security.certificates of a new cluster that says nothing; None: none can be had."""
         if not self._secure_by_default:
-            return False
+            return None
         try:
             self._api.list(CERTIFICATE, self._namespace)
         except ApiError as error:
-            if error.not_found or error.forbidden:
-                return False
+            if error.not_found or error.forbidden:  # no cert-manager, or none for us
+                return {"ownCA": {}} if self._may_keep_secrets else None
             raise
-        return True
+        return {"certManager": {}}
 
     def _document(self, view: ClusterView, live: LiveObjects) -> str:
         """The security document that nodes follow; "": there is none."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from delayregistry.codec import BadRecord, loads
 from delayregistry.model import NodeLease
 from delayregistry.security import (
     AccessRule,
@@ -25,11 +26,10 @@ from delayoperator.cluster.security import next_step, weakest
 from delayoperator.crds.convert import DesiredCluster, tls_settings
 from delayoperator.crds.security import ClusterCertificates
 from delayoperator.kube.api import Json
-from delayoperator.kube.kinds import CERTIFICATE
 from delayoperator.kube.observe import LiveObjects
 from delayoperator.kube.views import security_mode
-from delayoperator.resources import names, tls
-from delayoperator.resources.view import CertificateIssuer, SecurityMode, TlsSettings
+from delayoperator.resources import names
+from delayoperator.resources.view import SecurityMode, TlsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,20 @@ def look(
     leases: Sequence[NodeLease],
     operator_principal: str,
     no_token: Callable[[], str],
-    can_have_keys: Callable[[], bool],
+    default_keys: Callable[[], Json | None],
 ) -> SecurityLook:
     """operator_principal: as nodes know the operator; "": it has no token. no_token: why it has none just now.
-    can_have_keys: whether certificates can be had without a word of people's."""
+    default_keys: spec.security.certificates of a new cluster that says nothing; None: none can be had."""
     cluster = desired.cluster.name
-    template = _template(live.stateful_set(cluster))
-    asked = desired.security.tls if desired.security.said else _unsaid(cluster, template, live, can_have_keys)
+    live_set = live.stateful_set(cluster)
+    asked = desired.security.tls if desired.security.said else _unsaid(cluster, live_set, default_keys)
     modes = {pod.security for pod in live.pods}
-    there = {*modes, *([] if template is None else [security_mode(template["metadata"])])}
+    there = {*modes, *([] if live_set is None else [_mode(live_set)])}
     mode = SecurityMode.OFF if asked is None else asked.mode
     step = next_step(mode, there, leases, no_token() if mode is SecurityMode.REQUIRED else "")
     settings = None
     if step.mode is not SecurityMode.OFF:
-        kept = asked or _settings_of(template or {}, cluster, live)
-        settings = None if kept is None else replace(kept, mode=step.mode)
+        settings = replace(asked or _settings_of(live_set, cluster), mode=step.mode)
     problems = []
     if step.waits:
         problems.append(ClusterProblem(Reason.SECURITY_WAITS, step.waits))
@@ -76,21 +75,15 @@ def look(
     return SecurityLook(settings, base, weakest(modes or {mode}), problems)
 
 
-def _unsaid(
-    cluster: str, template: Json | None, live: LiveObjects, can_have_keys: Callable[[], bool]
-) -> TlsSettings | None:
+def _unsaid(cluster: str, live_set: Json | None, default_keys: Callable[[], Json | None]) -> TlsSettings | None:
     """What a cluster has whose spec says nothing: it stays as it is; a new one is secured where that can be."""
-    if template is not None:
-        mode = security_mode(template["metadata"])
-        found = None if mode is SecurityMode.OFF else _settings_of(template, cluster, live)
-        if found is None:
-            return None
-        ours = found.server == names.server_certificate(cluster)  # also while somebody has deleted the Certificate
-        return replace(found, mode=mode, cert_manager=found.cert_manager or ours)
-    if not can_have_keys():
+    if live_set is not None:
+        mode = _mode(live_set)
+        return None if mode is SecurityMode.OFF else replace(_settings_of(live_set, cluster), mode=mode)
+    keys = default_keys()
+    if keys is None:
         return None
-    certificates = ClusterCertificates.model_validate({"certManager": {}})
-    return tls_settings(cluster, SecurityMode.REQUIRED, certificates)
+    return tls_settings(cluster, SecurityMode.REQUIRED, ClusterCertificates.model_validate(keys))
 
 
 def _base(desired: DesiredCluster, namespace: str, mode: SecurityMode, operator_principal: str) -> SecuritySpec:
@@ -108,27 +101,15 @@ def _base(desired: DesiredCluster, namespace: str, mode: SecurityMode, operator_
     return SecuritySpec(AuthorizationMode(mode.value), superior, (accounts, *desired.security.oidc), users=users)
 
 
-def _template(stateful_set: Json | None) -> Json | None:
-    return None if stateful_set is None else stateful_set["spec"]["template"]
+def _mode(live_set: Json) -> SecurityMode:
+    """Of the pods that it makes."""
+    return security_mode(live_set["spec"]["template"]["metadata"])
 
 
-def _settings_of(template: Json, cluster: str, live: LiveObjects) -> TlsSettings | None:
-    """What the pods have, for the way down: spec.security need not say it any more."""
-    secrets = {
-        str(volume["name"]): str(volume["secret"].get("secretName", ""))
-        for volume in (template.get("spec") or {}).get("volumes") or ()
-        if "secret" in volume
-    }
-    if tls.SERVER not in secrets or tls.PEERS not in secrets:
-        return None
-    found = live.owned.get((CERTIFICATE, secrets[tls.SERVER]))
-    ref = {} if found is None else (found.get("spec") or {}).get("issuerRef") or {}
-    own = ref.get("name") == names.own_ca(cluster)
-    return TlsSettings(
-        SecurityMode.PERMISSIVE,
-        secrets[tls.SERVER],
-        secrets[tls.PEERS],
-        secrets.get(tls.CLIENT_CA, ""),
-        cert_manager=found is not None,
-        issuer=None if found is None or own else CertificateIssuer(ref["name"], ref["kind"], ref["group"]),
-    )
+def _settings_of(live_set: Json | None, cluster: str) -> TlsSettings:
+    """What the pods have: spec.security need not say it any more."""
+    annotations = {} if live_set is None else live_set["metadata"].get("annotations") or {}
+    try:
+        return loads(TlsSettings, str(annotations[names.TLS]))
+    except (KeyError, BadRecord):  # somebody has taken it away
+        return TlsSettings(SecurityMode.PERMISSIVE, names.server_certificate(cluster), names.peer_certificate(cluster))

@@ -59,7 +59,8 @@ class WorkerSettings:
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
     account: OwnAccount = field(default_factory=OwnAccount)  # of this process
     pod_security: Json | None = None  # of pods whose template names no security context; None: our own
-    secure_by_default: bool = False  # new clusters whose spec says nothing, where cert-manager is there
+    secure_by_default: bool = False  # new clusters whose spec says nothing, where keys can be had
+    may_keep_secrets: bool = False  # keys of a cluster's own CA
     clock: LoopClock = field(default_factory=LoopClock)
     prober: Callable[[OperatorAccess], Prober] = GrpcProber
     # (namespace, cluster) -> this process's token for its nodes; None: it has none
@@ -319,6 +320,7 @@ class Worker:
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
                 rebalances, chosen.rebalance_image, chosen.account, self._no_token, chosen.pod_security,
                 self._caches.namespaces, secure_by_default=chosen.secure_by_default,
+                may_keep_secrets=chosen.may_keep_secrets,
             )  # fmt: skip
         return self._reconciler
 

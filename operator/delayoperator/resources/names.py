@@ -15,6 +15,9 @@ SECURITY_KEY = "security.json"
 SECURITY_MODE = PREFIX + "security"
 """Annotation of the pods: the SecurityMode that they were made for; absent: Off."""
 
+TLS = PREFIX + "tls"
+"""Annotation of the StatefulSet: the TlsSettings that it was made by, for when spec.security does not say them."""
+
 VOLUME = "data"
 CONTAINER = "node"
 

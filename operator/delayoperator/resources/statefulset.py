@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from delayregistry import codec
+
 from delayoperator.resources import names, pod
 from delayoperator.resources.normal import whole_bytes
 from delayoperator.resources.view import ClusterView, Json
@@ -32,7 +34,7 @@ def stateful_set(view: ClusterView, live: Json | None = None) -> Json:
     before = {} if live is None else live["spec"]
     spec.update({name: before[name] for name in FIXED if name in before})
     spec["volumeClaimTemplates"] = [_without_status(claim) for claim in spec["volumeClaimTemplates"]]
-    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": names.metadata(view, view.name), "spec": spec}
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(view), "spec": spec}
 
 
 def grown(view: ClusterView, live: Json) -> Json | None:
@@ -52,6 +54,11 @@ def grown(view: ClusterView, live: Json) -> Json | None:
         "metadata": {"resourceVersion": metadata["resourceVersion"]},
         "spec": {"resources": {"requests": {"storage": view.storage.size}}},
     }
+
+
+def _metadata(view: ClusterView) -> Json:
+    meta = names.metadata(view, view.name)
+    return meta if view.tls is None else {**meta, "annotations": {names.TLS: codec.dumps(view.tls)}}
 
 
 def _restart(view: ClusterView, live: Json | None) -> str:

@@ -77,6 +77,21 @@ def token_args(tls: TlsSettings | None) -> list[str]:
     return [] if tls is None else [f"--token-file={TOKEN_MOUNT}/token"]
 
 
+def server_names(view: ClusterView) -> tuple[str, ...]:
+    """What the listeners' certificate is for; first the name that clients and the operator ask for. No address: nodes
+    are dialled by many."""
+    service = f"{names.client_service(view.name)}.{view.namespace}"
+    return f"{service}.svc", service, names.client_service(view.name)
+
+
+def peer_names(view: ClusterView) -> tuple[str, ...]:
+    return (f"{names.headless_service(view.name)}.{view.namespace}.svc",)
+
+
+def node_uri(view: ClusterView) -> str:
+    return f"spiffe://delaycluster/ns/{view.namespace}/cluster/{view.name}/role/node"
+
+
 def certificates(view: ClusterView) -> list[Json]:
     """The cluster's own CA, and what it issues. Nothing, where the Secrets are people's."""
     tls = view.tls
@@ -85,19 +100,16 @@ def certificates(view: ClusterView) -> list[Json]:
     own: Json = {"name": names.own_ca(view.name), "kind": "Issuer", "group": "cert-manager.io"}
     issuer = tls.issuer
     server = own if issuer is None else {"name": issuer.name, "kind": issuer.kind, "group": issuer.group}
-    service = f"{names.client_service(view.name)}.{view.namespace}"
-    node = f"spiffe://delaycluster/ns/{view.namespace}/cluster/{view.name}/role/node"
     ca = {
         "isCA": True,
         "commonName": f"delaycluster {view.namespace}/{view.name}"[:64],
         "duration": CA_DURATION,
         "issuerRef": {"name": names.self_signed(view.name), "kind": "Issuer", "group": "cert-manager.io"},
     }
-    # The name comes first that clients and the operator ask for. No address: nodes are dialled by many.
-    listeners = {"dnsNames": [f"{service}.svc", service, names.client_service(view.name)], "usages": ["server auth"]}
+    listeners = {"dnsNames": list(server_names(view)), "usages": ["server auth"]}
     peers = {
-        "dnsNames": [f"{names.headless_service(view.name)}.{view.namespace}.svc"],
-        "uris": [node],
+        "dnsNames": list(peer_names(view)),
+        "uris": [node_uri(view)],
         "usages": ["server auth", "client auth"],
         "issuerRef": own,
     }

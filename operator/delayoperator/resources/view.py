@@ -113,7 +113,7 @@ class CertificateIssuer:
 class TlsSettings:
     """mode: of the pods that are made from now on; not Off. server, peers: Secrets with the nodes' certificates.
     client_ca: likewise, of who may issue clients' certificates; "": no listener mtls. cert_manager: it makes the
-    certificates; issuer: that of `server`, None: the cluster's own CA.
+    certificates; issuer: that of `server`, None: the cluster's own CA. own_ca: the operator makes them.
     """
 
     mode: SecurityMode
@@ -122,6 +122,7 @@ class TlsSettings:
     client_ca: str = ""
     cert_manager: bool = False
     issuer: CertificateIssuer | None = None
+    own_ca: bool = False
 
 
 @dataclass(frozen=True, slots=True)
