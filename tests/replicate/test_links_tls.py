@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from delayapi.certificates import Certificates
 from delaynode.clock import boot_ms, wall_ms
 from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey
-from delaynode.replication.protocol import Commit, Frames, Heartbeat
+from delaynode.replication.protocol import Commit, Frames, Heartbeat, encode_heartbeat
 from delaynode.replication.transport import links as links_module
 from delaynode.replication.transport.connection import decode_answer
 from delaynode.replication.transport.links import RENEW_MS, Address, Links, renewal_ms
@@ -131,6 +131,20 @@ async def test_a_link_agrees_on_a_key_for_heartbeats_and_each_new_one_on_another
         await until("there is another key", lambda: one.guard._asking["n1"].key != first)
         assert {first.id, one.guard._asking["n1"].key.id} <= set(other.guard._by_id)
         assert not other.has_key("n0"), "a key is for the heartbeats of one side"
+
+
+@running
+async def test_the_key_of_a_former_process_is_not_used_for_one_that_has_none() -> None:
+    """A node that was restarted with `--peers off`, or as an older release: it would hear no heartbeat any more."""
+    ca = Authority()
+    one, other = Secured("n0", ca, mode="preferred"), Secured("n1", ca, mode="preferred")
+    async with secured(one, other) as made:
+        await up(made)
+        await made.links["n1"].close()
+        await made.add("n1", "n1-second")
+        await until("it is up again", lambda: made.handlers["n0"].count("up", "n1") == 2)
+        beat = Heartbeat("n0", 0, 1, 0, ())
+        assert one.guard.seal("n1", beat) == encode_heartbeat(beat)
 
 
 @running
