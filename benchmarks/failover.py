@@ -9,6 +9,7 @@ in store, early, or seen as an error.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -29,12 +30,14 @@ HARMS: dict[str, Callable[[FaultCluster, str], None]] = {"kill": kill, "stop": f
 
 
 def run(
-    harm: str, rounds: int, work: Work, seed: int, root: Path, asynchronous: bool, say: Callable[[Round], None]
-) -> Result:
-    desired = {"topics": [TopicSpec("t", work.queues)], "durability": Durability.ASYNC if asynchronous else None}
+    harm: str, rounds: int, work: Work, seed: int, root: Path, asynchronous: bool, say: Callable[[Round], None],
+    secure: bool,
+) -> Result:  # fmt: skip
+    durability = Durability.ASYNC if asynchronous else None
+    desired = {"topics": [TopicSpec("t", work.queues)], "durability": durability, "secure": secure}
     with Separate(root, **desired) as cluster:
         cluster.wait_ready(60.0)
-        load, choose, began = SdkLoad(cluster.endpoints, work, seed), random.Random(seed), time.monotonic()
+        load, choose, began = SdkLoad(cluster.ways(), work, seed), random.Random(seed), time.monotonic()
         load.start()
         done: list[Round] = []
         try:
@@ -58,6 +61,7 @@ def run(
 @click.option("--queues", default=6, show_default=True)
 @click.option("--body", default=256, show_default=True, help="Bytes of a body.")
 @click.option("--async", "asynchronous", is_flag=True, help="Durability Async instead of Fsync.")
+@click.option("--tls", "beside", is_flag=True, help="Each harm with TLS too, as `delayctl local --secure` has it.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--data", type=click.Path(path_type=Path), help="Keep the nodes' directories and logs there.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line: each round, then the result.")
@@ -68,6 +72,7 @@ def main(
     queues: int,
     body: int,
     asynchronous: bool,
+    beside: bool,
     seed: int,
     data: Path | None,
     as_json: bool,
@@ -85,9 +90,11 @@ def main(
 
     work, good = Work(rate=rate, queues=queues, body_bytes=body), True
     with tempfile.TemporaryDirectory(prefix="failover-") as scratch:
-        for kind in harms or HARMS:
-            found = run(kind, rounds, work, seed, (data or Path(scratch)) / kind, asynchronous, say)
-            click.echo(json.dumps(found.json()) if as_json else str(found))
+        for kind, secure in itertools.product(harms or HARMS, (False, True) if beside else (False,)):
+            root = (data or Path(scratch)) / (f"{kind}-tls" if secure else kind)
+            found = run(kind, rounds, work, seed, root, asynchronous, say, secure)
+            shown = json.dumps({**found.json(), "tls": secure}) if as_json else f"{'with TLS: ' * secure}{found}"
+            click.echo(shown)
             good = good and found.good
     sys.exit(0 if good else 1)
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.faults.support.failover import FaultCluster
 
 # wait_ready() is not among them: it would hold the pipe until all is well, and no test could look at the shards.
-PASSED_ON = ("unready", "kill", "shards", "masters", "endpoints", "pids", "check_logs", "data", "logged")
+PASSED_ON = ("unready", "kill", "shards", "masters", "endpoints", "ways", "pids", "check_logs", "data", "logged")
 
 
 class Separate(FaultCluster):
