@@ -233,7 +233,7 @@ def _part(what: str, text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, RecursionError) as error:
-        raise TokenRefused("malformed", f"the token's {what} can't be read: {type(error).__name__}") from error
+        raise TokenRefused("malformed", f"the token's {what} is no JSON in base64") from error
     if not isinstance(found, dict):
         raise TokenRefused("malformed", f"the token's {what} is no JSON object")
     return found
