@@ -152,6 +152,7 @@ class ShardPause:
     enqueue_gap: float | None  # the longest time without an acknowledgement
     delivery_gap: float | None  # the longest time in which consumers got nothing
     served: float | None  # from the harm to the new master's first status; for a slave: to the smaller in-sync set
+    first_stored: float | None  # from the harm to the new master's first acknowledgement
     first_delivery: float | None  # from the harm to the new master's first delivery
 
 
@@ -246,20 +247,22 @@ def _went_on(old: ShardObject, now: ShardObject, node: str) -> bool:
 
 def _pause(load: SdkLoad, shard: ShardObject, node: str, harmed: float, served: float | None) -> ShardPause:
     queue = shard.spec.queue
-    delivered = load.times.delivered[queue]
-    first = None if served is None else next((at for at in _since(delivered, served)), None)
+    stored, delivered = load.times.acknowledged[queue], load.times.delivered[queue]
     return ShardPause(
         shard.name,
         "master" if shard.spec.master == node else "slave",
-        longest_gap(load.times.acknowledged[queue], harmed),
+        longest_gap(stored, harmed),
         longest_gap(delivered, harmed),
         None if served is None else round(served - harmed, 3),
-        None if first is None else round(first - harmed, 3),
+        _first(stored, harmed, served),
+        _first(delivered, harmed, served),
     )
 
 
-def _since(times: Sequence[float], at: float) -> Sequence[float]:
-    return times[int(np.searchsorted(times, at)) :]
+def _first(times: Sequence[float], harmed: float, served: float | None) -> float | None:
+    """Seconds from the harm to the first of these times, ascending, since the shard is served again."""
+    later = [] if served is None else times[int(np.searchsorted(times, served)) :]
+    return round(later[0] - harmed, 3) if later else None
 
 
 def longest_gap(times: Sequence[float], harmed: float) -> float | None:
@@ -339,7 +342,7 @@ def result(harm: str, rounds: Sequence[Round], load: SdkLoad, seconds: float) ->
         pauses = [one for round_ in rounds for one in round_.pauses if one.role == role]
         spreads[role] = {
             what: Spread.of([getattr(one, what) for one in pauses])
-            for what in ("enqueue_gap", "delivery_gap", "served", "first_delivery")
+            for what in ("enqueue_gap", "delivery_gap", "served", "first_stored", "first_delivery")
         }
     return Result(
         harm, len(rounds), round(seconds, 1), load.ledger.totals(), dict(load.errors), load.faults,
