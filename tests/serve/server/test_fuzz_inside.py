@@ -20,6 +20,7 @@ from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.server.operations import STREAMED
 from delayregistry.model import TopicSpec
+from delayregistry.security import Operation
 
 from tests.serve.support.client import METHODS
 from tests.serve.support.fuzz_inside import Aborted, Inside, OneNode
@@ -61,6 +62,9 @@ class Fuzz:
         kind = self.choose.random()
         if kind < 0.12:
             method = self.choose.choice([name for name in INPUTS if name not in STREAMS])
+            if method == "CheckAccess" and self.choose.random() < 0.5:  # by chance nothing names an operation
+                asked = pb.CheckAccessRequest(operation=self.choose.choice([*Operation]), topic="t", group="g")
+                return method, asked.SerializeToString()
             return method, self.wire.message(INPUTS[method])
         method, asked = self.maker.call()
         data = asked.SerializeToString()
