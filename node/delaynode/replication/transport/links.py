@@ -499,7 +499,7 @@ class _Link:
                 hello = replace(hello, heartbeat_key=self._key.encode())
         except OSError as error:  # TimeoutError is one
             sock.close()
-            return f"{join(host, port)}: {error or 'no answer'}"
+            return f"{join(host, port)}: {str(error) or 'no answer'}"
         except BaseException:
             sock.close()
             raise
