@@ -12,6 +12,8 @@
     OPERATOR_MAY_KEEP_SECRETS  true: keys of CAs of clusters' own, where cert-manager is not there
     OPERATOR_LEASE_SECONDS  how long a leader may be silent; default 5
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
+    OPERATOR_METRICS    HOST:PORT of /metrics in place of OPERATOR_HTTP's, by TLS, with
+    OPERATOR_METRICS_CERTIFICATES  a directory with tls.crt, tls.key and ca.crt, which client certificates are of
     DELAYCLUSTER_LOG_LEVEL  the least level of events in the log: debug, info, warning or error; so does --log-level
 
 Logs are JSON events on stderr, a line each. Without an API server it waits for one.
@@ -55,6 +57,7 @@ from delayoperator.kube.own_token import ACCOUNT_VARIABLE, OwnAccount, OwnToken
 from delayoperator.kube.status import RELEASE
 from delayoperator.kube.worker import Worker, WorkerSettings
 from delayoperator.metrics import OperatorCollector, registry_of
+from delayoperator.metrics_port import MetricsPort, serve_metrics
 
 AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server
 DEFAULT_IMAGE = "delaycluster-node:latest"
@@ -74,11 +77,17 @@ class Options:
     secure_by_default: bool = False
     may_keep_secrets: bool = False
     election: ElectionTimes = field(default_factory=ElectionTimes)
+    metrics: str = ""  # empty: at `http`
+    metrics_certificates: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options:
         """Raises ValueError."""
         namespaces = environment.get("WATCH_NAMESPACE", "").split(",")
+        metrics = environment.get("OPERATOR_METRICS", "")
+        certificates = environment.get("OPERATOR_METRICS_CERTIFICATES", "")
+        if metrics and not certificates:
+            raise ValueError("OPERATOR_METRICS needs OPERATOR_METRICS_CERTIFICATES")
         return cls(
             tuple(dict.fromkeys(it.strip() for it in namespaces if it.strip())),
             environment.get("DELAYNODE_IMAGE") or DEFAULT_IMAGE,
@@ -90,6 +99,8 @@ class Options:
             environment.get("OPERATOR_SECURE_BY_DEFAULT") == "true",
             environment.get("OPERATOR_MAY_KEEP_SECRETS") == "true",
             ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
+            metrics,
+            certificates,
         )
 
 
@@ -154,6 +165,7 @@ class Operator:
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._rolled_back = asyncio.Event()
         self.http_address = ""  # while it serves
+        self.metrics_port: MetricsPort | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -171,6 +183,8 @@ class Operator:
             self.caches.close()
             self._shared.close()
             await runner.cleanup()
+            if self.metrics_port is not None:
+                await self.metrics_port.close()
             for client in (self._transport, self._client, self._unfenced):
                 client.close()
 
@@ -267,7 +281,14 @@ class Operator:
             return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
         app = web.Application()
-        app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", all_metrics)])
+        routes = [web.get("/healthz", healthz), web.get("/readyz", readyz)]
+        if self._options.metrics:
+            self.metrics_port = await serve_metrics(
+                all_metrics, self._options.metrics, self._options.metrics_certificates, self._log
+            )
+        else:
+            routes.append(web.get("/metrics", all_metrics))
+        app.add_routes(routes)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.SockSite(runner, address.listen(*address.split(self._options.http))).start()

@@ -190,6 +190,24 @@ def test_pods_keep_to_the_restricted_level(case: str) -> None:
             }
 
 
+def test_the_operators_metrics_have_a_port_by_tls_where_a_secret_is_given() -> None:
+    objects = render(CHART, "everything")
+    (pod,), (monitor,) = (kinds(objects, kind) for kind in ("Deployment", "PodMonitor"))
+    spec = pod["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    options = Options.from_environment({it["name"]: it["value"] for it in container["env"]})
+    (mount,) = (it for it in container["volumeMounts"] if it["mountPath"] == options.metrics_certificates)
+    (volume,) = (it for it in spec["volumes"] if it["name"] == mount["name"])
+    assert volume["secret"] == {"secretName": "operator-metrics"}
+    (port,) = (it for it in container["ports"] if it["name"] == "metrics")
+    assert options.metrics == f"0.0.0.0:{port['containerPort']}"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["scheme"]) == ("metrics", "https")
+    assert endpoint["tlsConfig"] == {"serverName": "operator.delaycluster-system.svc"}
+    (plain,) = kinds(render(CHART, "none", "--set", "podMonitor.create=true"), "PodMonitor")
+    assert plain["spec"]["podMetricsEndpoints"][0]["port"] == "http"
+
+
 def pod_security(*more: str) -> tuple[Json, Json | None]:
     """The operator's, and what it is told of pods whose DelayCluster names none."""
     (deployment,) = kinds(render(CHART, "none", *more), "Deployment")
@@ -249,7 +267,7 @@ def test_the_operator_reads_its_settings_as_the_chart_writes_them(case: str) -> 
     options = Options.from_environment({it["name"]: it["value"] for it in container["env"]})
     wanted = read(VALUES / f"{case}.yaml") or {}
     assert options.namespaces == tuple(wanted.get("watchNamespaces", ()))
-    (port,) = container["ports"]
+    (port,) = (it for it in container["ports"] if it["name"] == "http")
     assert options.http == f"0.0.0.0:{port['containerPort']}"
     assert container["command"] == ["python", "-m", Options.__module__.removesuffix(".__main__")]
     assert options.election.lease_seconds == wanted.get("leaseSeconds", 5)

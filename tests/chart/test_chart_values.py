@@ -45,6 +45,8 @@ def test_good_values_pass_the_schema(path: Path) -> None:
         ({"rbac": {"escalate": True}}, ".rbac.escalate: no such field"),
         ({"rbac": {"shardAdmin": "yes"}}, ".rbac.shardAdmin: not of type boolean"),
         ({"shardPolicy": {"create": 1}}, ".shardPolicy.create: not of type boolean"),
+        ({"metrics": {"secret": "x"}}, ".metrics.secret: no such field"),
+        ({"podMonitor": {"endpoint": []}}, ".podMonitor.endpoint: not of type object"),
         ({"env": [{"value": "1"}]}, ".env[0]: name is missing"),
         ({"podLabels": {"team": 1}}, ".podLabels.team: not of type string"),
         ({"podMonitor": {"interval": "30"}}, ".podMonitor.interval: '30' does not match"),

@@ -40,6 +40,14 @@ def test_a_security_context_is_an_object_as_json() -> None:
             Options.from_environment({name: bad})
 
 
+def test_metrics_of_their_own_need_certificates() -> None:
+    given = {"OPERATOR_METRICS": "[::]:8443", "OPERATOR_METRICS_CERTIFICATES": "/certs"}
+    found = Options.from_environment(given)
+    assert (found.metrics, found.metrics_certificates) == ("[::]:8443", "/certs")
+    with pytest.raises(ValueError, match="OPERATOR_METRICS needs OPERATOR_METRICS_CERTIFICATES"):
+        Options.from_environment({"OPERATOR_METRICS": "[::]:8443"})
+
+
 def test_prometheus_is_told_of_each_cluster(stage: Stage) -> None:
     running = stage.operator()
     stage.create(topics=[{"name": "orders", "queues": 3}])

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from delayapi import secured_http
+from delayapi.secured_http import SecuredPort
 from delaylocal import ports
 from delaynode import config as configuration
 from delaynode.auth.identity import ANONYMOUS
 from delaynode.node.node import Node
-from delaynode.server import metrics_port
 from delaynode.server.http import serve_http
-from delaynode.server.metrics_port import MetricsPort, serve_metrics
+from delaynode.server.metrics_port import serve_metrics
 from delayregistry.model import TopicSpec
 from delayregistry.security import (
     AccessRule,
@@ -75,7 +76,7 @@ class Metrics:
             lambda event, **fields: self.events.append({"event": event, **fields}),
             lambda event, **fields: self.audit.append({"event": event, **fields}),
         )
-        self.port: MetricsPort
+        self.port: SecuredPort
 
     async def get(
         self, bearer: str = "", client: Issued | None = None, path: str = "/metrics", scheme: str = "https"
@@ -233,14 +234,14 @@ def test_strangers_who_fill_the_port_keep_nobody_out_for_long(tmp_path: Path) ->
     async def story() -> None:
         async with metrics(tmp_path, "tls,token") as it:
             loop, context = asyncio.get_running_loop(), it.trust()
-            idle = [await asyncio.open_connection(*it.port.address) for _ in range(metrics_port.MAX_CONNECTIONS)]
+            idle = [await asyncio.open_connection(*it.port.address) for _ in range(secured_http.MAX_CONNECTIONS)]
             silent = [
                 await asyncio.open_connection(*it.port.address, ssl=context, server_hostname=NAME) for _ in range(20)
             ]
             began = loop.time()
             assert (await it.get("prometheus"))[0] == 200
             assert loop.time() - began < 5
-            assert len(it.port._open) <= metrics_port.MAX_CONNECTIONS
+            assert len(it.port._open) <= secured_http.MAX_CONNECTIONS
             for _, writer in (*idle, *silent):
                 writer.transport.abort()
 
@@ -251,8 +252,8 @@ def test_strangers_who_fill_the_port_keep_nobody_out_for_long(tmp_path: Path) ->
 def test_a_connection_on_which_nothing_comes_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool
 ) -> None:
-    monkeypatch.setattr(metrics_port, "HANDSHAKE_SECONDS", 0.5)
-    monkeypatch.setattr(metrics_port, "CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr(secured_http, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(secured_http, "CONNECTION_SECONDS", 1.0)
 
     async def story() -> None:
         async with metrics(tmp_path, "tls,token") as it:

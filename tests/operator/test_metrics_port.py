@@ -1,0 +1,81 @@
+"""The operator's /metrics by TLS: for whom, and with which certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from delayoperator.metrics_port import MetricsPort, serve_metrics
+
+from tests.security.authority import Authority, Issued, write
+
+NAME = "operator.delaycluster-system.svc"
+
+
+async def handler(_: web.Request) -> web.Response:
+    return web.Response(text="delay_operator_leader 1.0\n")
+
+
+async def get(port: MetricsPort, ca: Authority, client: Issued | None, place: Path) -> str:
+    context = ssl.create_default_context(cadata=ca.pem.decode())
+    if client is not None:
+        write(place, client, None)
+        context.load_cert_chain(place / "tls.crt", place / "tls.key")
+    address = f"https://127.0.0.1:{port.address[1]}/metrics"
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session,
+        session.get(address, ssl=context, server_hostname=NAME) as answer,
+    ):
+        assert answer.status == 200
+        return await answer.text()
+
+
+def test_only_who_has_a_certificate_of_the_ca_reads_them_and_newer_certificates_are_taken_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        ca, events = Authority("metrics"), []
+        place = write(tmp_path / "server", ca.issue(NAME), ca.pem)
+
+        def log(event: Any) -> None:
+            events.append(event)
+
+        port = await serve_metrics(handler, "127.0.0.1:0", str(place), log)
+        try:
+            for bad in (None, Authority("metrics").issue("prometheus")):
+                with pytest.raises(aiohttp.ClientError):
+                    await get(port, ca, bad, tmp_path / "client")
+            assert await get(port, ca, ca.issue("prometheus"), tmp_path / "client") == "delay_operator_leader 1.0\n"
+
+            write(place, Authority("other").issue(NAME), ca.pem)  # a bad one replaces none
+            await asyncio.to_thread(port._store.look)
+            assert await get(port, ca, ca.issue("prometheus"), tmp_path / "client")
+            assert [it["event"] for it in events] == ["certificate-unusable"]
+
+            newer = Authority("metrics")
+            write(place, newer.issue(NAME), newer.pem)
+            await asyncio.to_thread(port._store.look)
+            assert await get(port, newer, newer.issue("prometheus"), tmp_path / "client")
+            with pytest.raises(aiohttp.ClientError):
+                await get(port, newer, ca.issue("prometheus"), tmp_path / "client")
+            assert [it["event"] for it in events] == ["certificate-unusable", "certificate-usable"]
+        finally:
+            await port.close()
+
+    asyncio.run(story())
+
+
+def test_without_a_certificate_it_lets_nobody_in(tmp_path: Path) -> None:
+    async def story() -> None:
+        ca = Authority("metrics")
+        port = await serve_metrics(handler, "127.0.0.1:0", str(tmp_path / "nothing"), lambda event: None)
+        try:
+            with pytest.raises(aiohttp.ClientError):
+                await get(port, ca, ca.issue("prometheus"), tmp_path / "client")
+        finally:
+            await port.close()
+
+    asyncio.run(story())
