@@ -291,6 +291,15 @@ def test_a_write_without_the_right_to_it_says_so(world: KubeWorld) -> None:
     assert "403" in result.stderr
 
 
+def test_who_may_not_administer_shards_is_told_so_in_the_api_servers_words(world: KubeWorld) -> None:
+    """The chart's admission policy refuses it: docs/security.md."""
+    words = "denied request: DelayShards are written by the operator and by their cluster's nodes. anna needs the verb"
+    world.api.fault(method="PATCH", path="delayshards/orders.t-0", code=403, message=words, times=None)
+    result = delayctl("shards", "switchover", "t-0", "--to", "n1", "--kube", "orders")
+    assert result.exit_code == 3
+    assert words in result.stderr
+
+
 def when(true: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
     """A thread that calls `then` once something is true, as another person would."""
 
