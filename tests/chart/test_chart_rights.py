@@ -143,6 +143,13 @@ def test_the_rights_for_executors_are_those_that_their_job_gets_and_nothing_else
     assert extra - given == set()
 
 
+def test_a_job_with_executors_has_rights_on_pods_and_on_no_other_object_that_is_not_its_own() -> None:
+    """Claims are the nodes' data, ConfigMaps their settings."""
+    given = {it for it in rights(node_rules("k8s://https://kubernetes.default")) if it not in rights(node_rules())}
+    assert {resource for _, resource, _ in given} == {"pods", "delayrebalances"}
+    assert ("", "pods", "patch") not in given
+
+
 def test_what_lies_outside_of_namespaces_is_only_read() -> None:
     assert {verb for _, _, verb in rights(outside_of_namespaces())} <= {"get", "list", "watch"}
 

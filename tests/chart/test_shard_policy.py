@@ -24,17 +24,20 @@ def _with(name: str) -> Any:
     return lambda held, value: celtypes.MapType({**held, celtypes.StringType(name): value})
 
 
-def evaluated(text: str, request: Json, administer: tuple[str, str] = ("", "")) -> Any:
-    """administer: user and namespace that have the right."""
+def asked_of(resource: str, verb: str, request: Json, allowed_to: tuple[str, str]) -> dict[str, Any]:
+    """CEL's functions of `authorizer`. allowed_to: user and namespace that have that verb."""
 
     def allowed(asked: Any) -> celtypes.BoolType:
         right = [str(asked[name]) for name in ("group", "resource", "check")]
-        assert right == ["delaycluster.io", "delayshards", "administer"]
-        return celtypes.BoolType((request["userInfo"]["username"], str(asked["namespace"])) == administer)
+        assert right == ["delaycluster.io", resource, verb]
+        return celtypes.BoolType((request["userInfo"]["username"], str(asked["namespace"])) == allowed_to)
 
+    return {**{name: _with(name) for name in ("group", "resource", "namespace", "check")}, "allowed": allowed}
+
+
+def evaluated(text: str, request: Json, administer: tuple[str, str] = ("", "")) -> Any:
     functions = {
-        **{name: _with(name) for name in ("group", "resource", "namespace", "check")},
-        "allowed": allowed,
+        **asked_of("delayshards", "administer", request, administer),
         "split": lambda value, by: celtypes.ListType(map(celtypes.StringType, str(value).split(str(by)))),
     }
     environment = celpy.Environment()
@@ -66,6 +69,9 @@ def write(user: str, operation: str = "UPDATE", part: str = "", name: str = "sho
         (write("system:serviceaccount:team:shop-node", "DELETE"), None, False),
         (write("system:serviceaccount:team:shop-node", "CREATE"), None, False),
         (write("system:serviceaccount:team:till-node", part="status"), None, False),
+        (write("system:serviceaccount:team:shop-node", part="status", name="till.orders-0"), None, False),
+        (write("system:serviceaccount:team:till-node", part="status", name="till.orders-0"), None, True),
+        (write("system:serviceaccount:team:shop-node", part="scale"), None, False),
         (write("system:serviceaccount:other:shop-node", part="status"), None, False),
         (write("system:serviceaccount:team:shop-rebalance", part="status"), None, False),
         (write("system:serviceaccount:other:delaycluster-delaycluster-operator"), None, False),

@@ -43,9 +43,10 @@ def job_access(view: ClusterView) -> tuple[Json, ...]:
         _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name)]),
     ]
     if view.rebalance is not None and view.rebalance.executors:
-        verbs = ["get", "list", "watch", "create", "patch", "delete", "deletecollection"]
+        # RBAC can't say which pods. By `execute` the chart's admission policy knows who may have its own alone.
         rules += [
-            _rule("", resource, verbs) for resource in ("pods", "services", "configmaps", "persistentvolumeclaims")
+            _rule("", "pods", ["get", "list", "watch", "create", "delete", "deletecollection"]),
+            _rule("delaycluster.io", "delayrebalances", ["execute"]),
         ]
     return _access(view, names.rebalance(view.name), rules)
 

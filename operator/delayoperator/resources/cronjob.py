@@ -159,6 +159,11 @@ def _conf(view: ClusterView, job_spec: RebalanceJobSpec) -> Mapping[str, str]:
         "spark.driver.port": str(PORTS["driver"]),
         "spark.driver.blockManager.port": str(PORTS["blockmanager"]),
         "spark.executor.instances": "2",
+        # Executors need no objects beside their pods, so the job has no right to any.
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
         **{f"spark.kubernetes.executor.label.{key}": value for key, value in labels.items()},
         **job_spec.conf,
     }
