@@ -46,7 +46,7 @@ def refused(policy: Json, operation: str, labels: Json | None, account: str | No
     metadata: Json = {} if labels is None else {"labels": labels}
     pod = {"metadata": metadata, "spec": {} if account is None else {"serviceAccountName": account}}
     request = {"userInfo": {"username": JOB}, "operation": operation, "namespace": "team"}
-    given = {"request": request, "object": {} if operation == "DELETE" else pod, "oldObject": pod}
+    given = {"request": request, "object": None if operation == "DELETE" else pod, "oldObject": pod}
     given["variables"] = {it["name"]: evaluated(it["expression"], given) for it in policy["variables"]}
     return [it["message"] for it in policy["validations"] if not evaluated(it["expression"], given)]
 
