@@ -279,6 +279,17 @@ def test_a_prefix_of_many_topics_counts_up_to_the_limit_and_says_so() -> None:
     assert f"name {MAX_RULES + 1} topics in all" in made.users["shop", "u"].message
 
 
+def test_no_namespace_fills_the_document_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security_document, "MAX_TENANT_BYTES", 1_000)
+    greedy = [tenant(f"u{number}", "shop", at=number) for number in range(20)]
+    made = compile_users([*greedy, tenant("u", "bank")], BASE, TENANTS)
+    refused = [key for key, it in made.users.items() if it.refused is not None]
+    assert 0 < len(refused) < 20
+    assert {made.users[it].refused for it in refused} == {UserReason.DOCUMENT_TOO_LARGE}
+    assert ("shop", "u0") not in refused, "the younger ones are left out"
+    assert {namespace for namespace, _ in refused} == {"shop"}
+
+
 def test_a_token_counts_for_one_user() -> None:
     made = compile_users([user("a", 2, tokens=[{"sha256": SHA}]), user("b", 1, tokens=[{"sha256": SHA}])], BASE, {})
     assert made.users["shop", "a"].refused is UserReason.IDENTITY_TAKEN

@@ -12,6 +12,7 @@ users of other namespaces than the cluster's less counts, so that whoever may wr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from delayoperator.resources.normal import whole_bytes
 Json = Mapping[str, Any]
 
 MAX_USER_BYTES = 1 << 16  # of the document's 1 MiB, so that no single user fills it for the others
+MAX_TENANT_BYTES = 1 << 17  # likewise of all users of another namespace than the cluster's
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def compile_users(bodies: Sequence[Json], base: SecuritySpec, tenants: Mapping[s
     found: dict[tuple[str, str], CompiledUser] = {}
     principals = {it.principal: "" for it in base.users}  # whose they are; "": the operator's
     tokens: dict[str, str] = {}  # by sha256
+    taken_bytes: Counter[str] = Counter()  # by namespace
     for body in sorted(bodies, key=lambda it: (user_key(it)[0] in tenants, *_age(it))):
         key = user_key(body)
         user = _compiled(body, tenants.get(key[0]))
@@ -102,6 +105,11 @@ def compile_users(bodies: Sequence[Json], base: SecuritySpec, tenants: Mapping[s
             whose = f"DelayUser {owner}'s, {older}" if owner else "the operator's own"
             said = f"{what} is {whose}; this one is left out whole"
             user = CompiledUser(user.name, refused=UserReason.IDENTITY_TAKEN, message=said)
+        elif key[0] in tenants:
+            taken_bytes[key[0]] += _size(user.users, user.tokens)
+            if taken_bytes[key[0]] > MAX_TENANT_BYTES:
+                said = f"the DelayUsers of namespace {key[0]} take more than {MAX_TENANT_BYTES:,} bytes of the document"
+                user = CompiledUser(user.name, refused=UserReason.DOCUMENT_TOO_LARGE, message=said)
         found[key] = user
         principals |= {it.principal: user.name for it in user.users}
         tokens |= {it.sha256: user.name for it in user.tokens}
@@ -190,13 +198,17 @@ def _of_spec(name: str, namespace: str, spec: DelayUserSpec, tenant: Tenant | No
     allowed, left_out = (allowed, []) if tenant is None else _of_tenant(allowed, tenant.topics)
     quotas = _quotas(spec)
     users = tuple(SecurityUser(principal, allowed, quotas) for principal in dict.fromkeys(principals))
-    size = len(dumps((users, tokens)).encode())
+    size = _size(users, tokens)
     if size > MAX_USER_BYTES:
         raise BadSpec(
             f"with {len(users)} identities and {len(allowed)} rules it takes {size:,} bytes of the cluster's security "
             f"document; the limit is {MAX_USER_BYTES:,}: prefixes make fewer rules"
         )
     return CompiledUser(name, users, tokens, message="; ".join(left_out[:5]))
+
+
+def _size(users: tuple[SecurityUser, ...], tokens: tuple[StaticToken, ...]) -> int:
+    return len(dumps((users, tokens)).encode())
 
 
 def _of_tenant(rules: Sequence[AccessRule], topics: Mapping[str, bool]) -> tuple[tuple[AccessRule, ...], list[str]]:
