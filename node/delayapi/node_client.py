@@ -24,8 +24,9 @@ TokenSource: TypeAlias = Callable[[], str]
 class NodeClient:
     """One channel to `endpoint`, which connects at the first call.
 
-    get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest), purge_copy(PurgeCopyRequest): callables of gRPC,
-    with `timeout` in seconds and `.future()`. options: further ones of the channel. credentials: of TLS; None: without.
+    get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest), purge_copy(PurgeCopyRequest),
+    describe_group(DescribeGroupRequest): callables of gRPC, with `timeout` in seconds and `.future()`. options: further
+    ones of the channel. credentials: of TLS; None: without.
     """
 
     def __init__(
@@ -44,6 +45,9 @@ class NodeClient:
             "ReplicationService/ReplicaStatus", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse
         )
         self.purge_copy = self._method("ReplicationService/PurgeCopy", pb.PurgeCopyRequest, pb.PurgeCopyResponse)
+        self.describe_group = self._method(
+            "DelayService/DescribeGroup", pb.DescribeGroupRequest, pb.DescribeGroupResponse
+        )
 
     def _method(self, name: str, request: Any, response: Any) -> Any:
         return self._channel.unary_unary(

@@ -87,6 +87,9 @@ class Kubelet:
         self.disks: dict[tuple[str, str], Json] = {}  # by namespace/cluster and node
         self.names: dict[str, tuple[str, int, str]] = {}  # topic, queue and the cluster that had it last, by uid
         self.kept: dict[str, tuple[str, ...]] = {}  # the in-sync set that the copies keep, by uid
+        self.pending, self.released = PENDING, 0  # messages in each copy
+        self.groups: list[Any] = []  # of each shard, as DescribeGroup says them
+        self.log_end = 100
         self.damaged: dict[tuple[str, str], str] = {}  # why a copy is of no use, by uid and node
         self.restarts: list[str] = []  # pods that were told to stop, in order
         self.errors: list[str] = []
@@ -359,7 +362,7 @@ def _address(number: str) -> str:
 
 
 class _Answers(grpc.GenericRpcHandler):
-    """ReplicaStatus and PurgeCopy of one process."""
+    """ReplicaStatus and PurgeCopy of one process, and what is released in its shards."""
 
     def __init__(self, kubelet: Kubelet, process: Process) -> None:
         self._kubelet, self._process = kubelet, process
@@ -378,6 +381,20 @@ class _Answers(grpc.GenericRpcHandler):
                     request_deserializer=delay_pb2.PurgeCopyRequest.FromString,
                     response_serializer=delay_pb2.PurgeCopyResponse.SerializeToString,
                 )
+            case "/delay.v1.DelayService/DescribeGroup":
+                return grpc.unary_unary_rpc_method_handler(
+                    lambda request, context: delay_pb2.DescribeGroupResponse(groups=self._kubelet.groups),
+                    request_deserializer=delay_pb2.DescribeGroupRequest.FromString,
+                    response_serializer=delay_pb2.DescribeGroupResponse.SerializeToString,
+                )
+            case "/delay.v1.DelayService/GetWheel":
+                return grpc.unary_unary_rpc_method_handler(
+                    lambda request, context: delay_pb2.GetWheelResponse(
+                        shards=[delay_pb2.ShardWheel(released=self._kubelet.released)]
+                    ),
+                    request_deserializer=delay_pb2.GetWheelRequest.FromString,
+                    response_serializer=delay_pb2.GetWheelResponse.SerializeToString,
+                )
         return None
 
     def _purge(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -386,7 +403,7 @@ class _Answers(grpc.GenericRpcHandler):
             shards = kubelet._of(process, kubelet._shards()).values()
             if any(it.spec.uid == request.uid and process.node in it.spec.replicas for it in shards):
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is no orphan")
-            if request.pending != PENDING or process.disk.pop(str(request.uid), None) is None:
+            if request.pending != kubelet.pending or process.disk.pop(str(request.uid), None) is None:
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"there is no such copy with {request.pending}")
         return delay_pb2.PurgeCopyResponse()
 
@@ -409,10 +426,10 @@ class _Answers(grpc.GenericRpcHandler):
                 damaged=damaged,
                 epoch=epoch,
                 log_epoch=epoch,
-                log_end=100,
+                log_end=self._kubelet.log_end,
                 committed=100,
                 kept_epoch=epoch,
                 kept_in_sync=self._kubelet.kept.get(uid, ()),
-                pending=PENDING,
+                pending=self._kubelet.pending,
             )
         return answer

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2
+from delayoperator.kube.topic_deletion import TopicDeletions
 from delayregistry.security import Operation, SecuritySpec, read_document
 
 from tests.kube import fakekinds
@@ -84,6 +87,7 @@ def test_a_topic_comes_and_changes_and_goes_and_its_messages_stay(stage: Stage) 
     assert (told["status"], told["message"]) == ("True", "served: 2 of 2 shards")
     status = stage.there("delaytopics", "mails")["status"]
     assert (status["shards"], status["servedShards"]) == (2, 2)
+    assert "finalizers" not in stage.there("delaytopics", "mails")["metadata"]
     assert shards(stage) == {"orders-0", "mails-0", "mails-1"}
     stage.patch("delaytopics", "mails", {"spec": {"queues": 3}})
     stage.until(lambda: shards(stage) == {"orders-0", "mails-0", "mails-1", "mails-2"})
@@ -189,6 +193,105 @@ def test_without_the_right_to_read_namespaces_a_selector_takes_none_and_loses_no
     assert not surplus(stage, "a-mails-0")
 
 
+# ------------------------------------------------------------ deletionPolicy: Delete
+def deletable(stage: Stage, **spec: Any) -> None:
+    """A DelayTopic `mails` that goes with its messages, served."""
+    begin(stage)
+    add(stage, "mails", queues=2, deletionPolicy="Delete", **spec)
+    until(stage, "mails", "Serving")
+    stage.until(lambda: stage.there("delaytopics", "mails")["metadata"].get("finalizers"))
+
+
+def gone(stage: Stage) -> bool:
+    return stage.get("delaytopics", "mails") is None
+
+
+def copies(stage: Stage) -> list[str]:
+    """Of mails, on the nodes' disks."""
+    known = [uid for uid, (topic, _, _) in stage.kubelet.names.items() if topic == "mails"]
+    return [uid for disk in list(stage.kubelet.disks.values()) for uid in known if uid in disk]
+
+
+def finished(**counts: int) -> Any:
+    return delay_pb2.GroupState(group="g", end_offset=9, **counts)
+
+
+def test_a_topic_that_goes_with_its_messages_waits_until_nothing_is_left_to_lose(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    assert len(copies(stage)) == 4
+    remove(stage, "mails", NAMESPACE)
+    stage.until(lambda: surplus(stage, "mails-0"))
+    told = until(stage, "mails", "DeletionWaits")["message"]
+    assert told.startswith("14 messages pending")
+    assert "delete-messages=14" in told
+    stage.kubelet.pending, stage.kubelet.released = 0, 3
+    stage.until(lambda: "released and not done: mails-0: 3" in ready(stage, "mails")["message"])
+    stage.kubelet.groups = [finished(), finished(waiting_retry=1)]
+    stage.until(lambda: "released and not done: mails-0: 1" in ready(stage, "mails")["message"])
+    assert shards(stage) == {"orders-0", "mails-0", "mails-1"}
+    stage.kubelet.groups = [finished()]
+    stage.until(lambda: gone(stage))
+    assert shards(stage) == {"orders-0"}
+    assert copies(stage) == []
+    stage.until(lambda: stage.there("configmaps", "shop-cluster")["data"]["topics.json"] == "[]", timeout_s=10)
+    stage.settled()
+
+
+def test_what_a_person_says_in_words_goes_and_another_number_is_no_word(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    confirm = {"metadata": {"annotations": {"delaycluster.io/delete-messages": "13"}}}
+    remove(stage, "mails", NAMESPACE)
+    until(stage, "mails", "DeletionWaits")
+    stage.patch("delaytopics", "mails", confirm)
+    time.sleep(2)
+    assert not gone(stage)
+    assert shards(stage) == {"orders-0", "mails-0", "mails-1"}
+    confirm["metadata"]["annotations"]["delaycluster.io/delete-messages"] = "14"
+    stage.patch("delaytopics", "mails", confirm)
+    stage.until(lambda: gone(stage))
+    assert shards(stage) == {"orders-0"}
+    assert copies(stage) == []
+
+
+def test_a_deletion_is_taken_back_by_retain(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    remove(stage, "mails", NAMESPACE)
+    until(stage, "mails", "DeletionWaits")
+    stage.patch("delaytopics", "mails", {"spec": {"deletionPolicy": "Retain"}})
+    stage.until(lambda: gone(stage))
+    assert len(copies(stage)) == 4
+    add(stage, "mails", queues=2)
+    until(stage, "mails", "Serving")
+    assert "finalizers" not in stage.there("delaytopics", "mails")["metadata"]
+
+
+def test_a_copy_that_was_written_to_since_it_was_looked_at_stays(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that came between the look and the deletion of the DelayShard."""
+    stage.operator()
+    deletable(stage)
+    stage.kubelet.pending = 0
+    real = TopicDeletions._delete
+
+    def later(self: TopicDeletions, *given: Any) -> Any:
+        found = real(self, *given)
+        stage.kubelet.log_end = 101
+        return found
+
+    monkeypatch.setattr(TopicDeletions, "_delete", later)
+    remove(stage, "mails", NAMESPACE)
+    stage.until(lambda: "are left: mails-" in ready(stage, "mails").get("message", ""))
+    stage.kubelet.log_end = 100
+    assert copies(stage)
+    assert not gone(stage)
+    namespace(stage, "b")
+    stage.edit(allowedNamespaces={"from": "All"})
+    add(stage, "thief", "b", name="mails")
+    until(stage, "thief", "NameTaken", "b")
+
+
 @pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (404, "ApplyFailed"), (500, "ApplyFailed")])
 def test_topics_that_can_not_be_read_are_kept(stage: Stage, code: int, reason: str) -> None:
     first = stage.operator()
@@ -210,7 +313,7 @@ def test_a_cluster_without_delay_topics_does_not_mind_that_they_can_not_be_read(
     stage.operator()
     begin(stage)
     assert stage.reason("Degraded") == "Healthy"
-    assert "topics.json" not in stage.there("configmaps", "shop-cluster")["data"]
+    assert stage.there("configmaps", "shop-cluster")["data"]["topics.json"] == "[]"
 
 
 def test_an_operator_of_some_namespaces_sees_the_topics_of_those(stage: Stage) -> None:

@@ -147,7 +147,7 @@ class ControlLoop:
 
     @property
     def pending(self) -> Mapping[int, int]:
-        """By uid, how many messages wait for their due, as the shard's master said last. From any thread."""
+        """By uid, how many messages wait for their due, as the shard's copies said last. From any thread."""
         return self._queries.pending
 
     def run(

@@ -126,6 +126,10 @@ class GrpcProber:
             del self._calls[lease.node]
         return answers
 
+    def client(self, lease: NodeLease) -> NodeClient:
+        """Another one, the caller's to close."""
+        return self._access.client(lease)
+
     def close(self) -> None:
         for _, client in self._clients.values():
             client.close()

@@ -53,14 +53,13 @@ class ReplicaQueries:
 
     @property
     def pending(self) -> Mapping[int, int]:
-        """By uid, the messages that are not released yet, as the shard's master said last. From any thread."""
-        last = list(self._last_answers.values())
-        return {
-            uid: copy.pending
-            for it in last
-            for uid, copy in it.answer.copies.items()
-            if copy.role is ObservedRole.MASTER
-        }
+        """By uid, the messages that are not released yet, as the shard's copies said last. From any thread."""
+        found: dict[int, int] = {}
+        for it in list(self._last_answers.values()):
+            for uid, copy in it.answer.copies.items():
+                if copy.role in (ObservedRole.MASTER, ObservedRole.SLAVE):  # others may not know it
+                    found[uid] = max(copy.pending, found.get(uid, 0))
+        return found
 
     def query(
         self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool, missing: bool = False

@@ -27,6 +27,11 @@ _NAMED: Final = rule(
 )
 
 
+class DeletionPolicy(StrEnum):
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
 class TopicReason(StrEnum):
     """Why a DelayTopic is Ready, or is not."""
 
@@ -39,6 +44,7 @@ class TopicReason(StrEnum):
     NAMESPACE_UNKNOWN = "NamespaceUnknown"  # the operator can't read the namespace's labels
     OVER_LIMIT = "OverLimit"  # spec.allowedNamespaces.limits of the cluster
     CLUSTER_FULL = "ClusterFull"  # it has as many topics or queues as a cluster may have
+    DELETION_WAITS = "DeletionWaits"  # with deletionPolicy Delete: for consumers, for a node or for a person's word
 
 
 class DelayTopicSpec(TopicSettings):
@@ -51,6 +57,12 @@ class DelayTopicSpec(TopicSettings):
         None,
         description="The topic's name, as producers and consumers say it; absent: the DelayTopic's. One name is one "
         "topic of a cluster, whatever the namespace. Can't be changed.",
+    )
+    deletion_policy: DeletionPolicy = Field(
+        DeletionPolicy.RETAIN,
+        description="What becomes of the messages when the DelayTopic is deleted. Retain: they stay, and so do the "
+        "shards. Delete: the shards go once nothing waits in them and every group is done with what was released; "
+        "until then the DelayTopic stays, and says what is missing. Retain takes that back while it waits.",
     )
 
 
@@ -76,7 +88,8 @@ class DelayTopicStatus(Model):
 
 class DelayTopic(Model):
     """A topic of a DelayCluster, as an object of its own: of the team that owns it, in its namespace, where the cluster
-    allows that. It has the fields of DelayCluster.spec.topics. Deleted, the topic goes and its messages stay.
+    allows that. It has the fields of DelayCluster.spec.topics. Deleted, the topic goes, and its messages stay, unless
+    deletionPolicy says otherwise.
     """
 
     model_config = ConfigDict(json_schema_extra=rules(_NAMED))

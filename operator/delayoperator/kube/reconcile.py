@@ -63,7 +63,7 @@ class ReconcileResult:
     retry_after_s: float = 0.0
     observation: ClusterObservation | None = None
     soon: bool = False  # a shard changes hands: whether it did is to be seen
-    again_s: float | None = None  # a rebalance has something to do by then
+    again_s: float | None = None  # a rebalance, or the deletion of a topic, has something to do by then
     conflicts: bool = False  # an object has changed since it was observed, and was left as it is
 
     @property
@@ -119,7 +119,7 @@ class ClusterReconciler:
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
         self._observer = Observer(api, namespace, name)
         self._labels = NamespaceLabels(api)
-        self._topics = Topics(api, namespace, name, clock, namespaces)
+        self._topics = Topics(api, registry, namespace, name, clock, namespaces)
         self._users = Users(api, namespace, name, clock, namespaces)
         self._applier = Applier(api, self.record_event)
         self._authority = OwnAuthority(api, clock, self.record_event)
@@ -219,9 +219,13 @@ class ClusterReconciler:
         rebalanced = self._rebalance(body, view, nodes, outcome, held, paused=paused)
         orphans = OrphanReport() if shards is None else shards.orphans
         settled = self._without_switchovers(counted, ready_before)
+        topics_s: float | None = None
         if not paused and CONFIG_MAP not in outcome.written:  # else the next round sees it in force
+            errors: list[ApiError] = []
             pending = {} if shards is None else shards.pending
-            errors = self._topics.tell(topics, accepted.cluster, settled, found, pending)
+            if shards is not None:
+                errors, topics_s = self._topics.delete(topics, accepted.cluster, found, shards.new_prober)
+            errors += self._topics.tell(topics, accepted.cluster, settled, found, pending)
             outcome.problems += [problem(error) for error in errors]
         observation = ClusterObservation(
             name=self._name,
@@ -250,7 +254,7 @@ class ClusterReconciler:
             result,
             wrote=result.wrote or rebalanced.wrote,
             soon=settled is not counted,
-            again_s=rebalanced.again_s,
+            again_s=min((it for it in (rebalanced.again_s, topics_s) if it is not None), default=None),
         )
 
     def _rebalance(

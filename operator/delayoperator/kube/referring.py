@@ -20,7 +20,8 @@ class ReferringObjects:
         self._api, self._kind, self._cluster, self._namespaces = api, kind, cluster, namespaces
 
     def held(self, held: HeldObjects) -> list[Json]:
-        """As the caches have them, else listed; none where the kind is not installed. Raises ApiError."""
+        """As the caches have them, else listed; none where the kind is not installed. Those that are being deleted are
+        among them. Raises ApiError."""
         try:
             return self._wanted(held[self._kind]) if self._kind in held else self.listed()
         except ApiError as error:
@@ -53,5 +54,9 @@ class ReferringObjects:
             self._api.merge(self._kind, meta["namespace"], meta["name"], patch, "status")
 
     def _wanted(self, bodies: Sequence[Json]) -> list[Json]:
-        mine = [it for it in bodies if referred_cluster(it) == self._cluster]
-        return [it for it in mine if "deletionTimestamp" not in it["metadata"]]
+        return [it for it in bodies if referred_cluster(it) == self._cluster]
+
+
+def present(bodies: Sequence[Json]) -> list[Json]:
+    """Those that are not being deleted."""
+    return [it for it in bodies if "deletionTimestamp" not in it["metadata"]]

@@ -101,6 +101,10 @@ class ShardsThread:
     def spare_copies(self) -> Mapping[str, int]:
         return {} if self._loop is None else self._loop.spare_copies
 
+    def new_prober(self) -> Prober:
+        """The caller's to close."""
+        return self._prober()
+
     @property
     def pending(self) -> Mapping[int, int]:
         return {} if self._loop is None else self._loop.pending

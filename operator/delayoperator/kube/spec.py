@@ -114,11 +114,9 @@ def _with_verbs(
 
 def with_last_accepted(settings: Json, written: Json, owners: Mapping[str, TopicOwner]) -> Json:
     """The ConfigMap with the spec, and the topics' owners, beside the nodes' spec that was made of both."""
-    data = {**settings["data"], LAST_ACCEPTED: json.dumps(written, sort_keys=True, separators=(",", ":"))}
-    if owners:
-        owned = (OwnedTopic(name, it.namespace, it.delay_topic) for name, it in sorted(owners.items()))
-        data[OWNERS] = codec.dumps(tuple(owned))
-    return {**settings, "data": data}
+    text = json.dumps(written, sort_keys=True, separators=(",", ":"))
+    owned = tuple(OwnedTopic(name, it.namespace, it.delay_topic) for name, it in sorted(owners.items()))
+    return {**settings, "data": {**settings["data"], LAST_ACCEPTED: text, OWNERS: codec.dumps(owned)}}
 
 
 def view_of(

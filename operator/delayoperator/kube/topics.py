@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from delayregistry.model import ClusterSpec, ShardObject
+from delayregistry.port import Registry
 
 from delayoperator.cluster.conditions import ClusterProblem
 from delayoperator.cluster.shard_summary import ShardSummary, some
 from delayoperator.control_loop.loop import LoopClock
+from delayoperator.control_loop.probe import GrpcProber, Prober
 from delayoperator.crds.tenancy import NamespaceLimits
 from delayoperator.crds.topic import TopicReason
 from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, ToldTopic, kept_as_they_are, merge_topics
@@ -17,26 +19,39 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import DELAY_TOPIC
-from delayoperator.kube.referring import ReferringObjects
+from delayoperator.kube.referring import ReferringObjects, present
+from delayoperator.kube.topic_deletion import TopicDeletions, is_leaving, topic_of
 
+WAITING_S, STEP_S = 5.0, 0.5  # between looks at topics that are deleted
 PENDING_AGAIN_MS = 60_000  # between two writes of one that only count messages
 
 
 @dataclass(frozen=True, slots=True)
 class TopicsLook:
-    """bodies: the DelayTopics, none where they could not be read."""
+    """bodies: the DelayTopics, none where they could not be read. leaving: those that were deleted and wait, with
+    their messages."""
 
     merged: MergedTopics
     bodies: Sequence[Json] = ()
+    leaving: Sequence[Json] = ()
     problems: Sequence[ClusterProblem] = ()
 
 
 class Topics:
     """For one DelayCluster. namespaces: where the operator looks; "" is everywhere."""
 
-    def __init__(self, api: Api, namespace: str, cluster: str, clock: LoopClock, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        registry: Registry,
+        namespace: str,
+        cluster: str,
+        clock: LoopClock,
+        namespaces: Sequence[str],
+    ) -> None:
         self._namespace, self._cluster, self._clock = namespace, cluster, clock
         self._objects = ReferringObjects(api, DELAY_TOPIC, (namespace, cluster), namespaces)
+        self._deletions = TopicDeletions(api, registry)
         self._counted_ms: dict[tuple[str, str], int] = {}  # when its messages were written last
 
     def look(
@@ -50,15 +65,52 @@ class Topics:
         """own: as the DelayCluster has it. allowed, most: see merge_topics."""
         providers = known.providers()
         try:
-            bodies = self._objects.held(held)
-            if providers.keys() - {_key(it) for it in bodies}:
+            found = self._objects.held(held)
+            if providers.keys() - {_key(it) for it in present(found)}:
                 # What would take a topic away is asked for: a kind that was not served for a moment, or whose
                 # definition is away, is no wish.
-                bodies = self._objects.listed()
+                found = self._objects.listed()
         except ApiError as error:
             unused = error.forbidden and not providers  # of an operator whose rights are of an earlier release
             return TopicsLook(kept_as_they_are(own, known), problems=[] if unused else [problem(error)])
-        return TopicsLook(merge_topics(bodies, self._namespace, own, known, allowed, most), bodies)
+        bodies, leaving = present(found), [it for it in found if is_leaving(it)]
+        # Their messages are their namespace's until the last copy is gone.
+        kept = {**dict.fromkeys((topic_of(it) for it in leaving), 1), **known.kept}
+        merged = merge_topics(bodies, self._namespace, own, replace(known, kept=kept), allowed, most)
+        return TopicsLook(merged, bodies, leaving)
+
+    def delete(
+        self,
+        found: TopicsLook,
+        accepted: ClusterSpec | None,
+        shards: Sequence[ShardObject],
+        new_prober: Callable[[], Prober],
+    ) -> tuple[list[ApiError], float | None]:
+        """A step towards the end of those that are leaving. Returns when to look again, in seconds."""
+        errors: list[ApiError] = []
+        held = False
+        for body in (*found.bodies, *found.leaving):
+            try:
+                held |= self._deletions.hold(body, found.merged)
+            except ApiError as error:
+                errors.append(error)
+        if held or not found.leaving:  # what was written is newer than what is known here
+            return _counted(errors), STEP_S if held or errors else None
+        prober, again_s = new_prober(), WAITING_S
+        try:
+            for body in found.leaving:
+                if not isinstance(prober, GrpcProber):
+                    break
+                try:
+                    step = self._deletions.advance(body, found.merged, accepted, shards, prober)
+                    again_s = min(again_s, STEP_S if step.under_way else WAITING_S)
+                    if step.waits_for:
+                        self._objects.tell(body, self._clock, False, str(TopicReason.DELETION_WAITS), step.waits_for)
+                except ApiError as error:
+                    errors.append(error)
+        finally:
+            prober.close()
+        return _counted(errors), again_s
 
     def tell(
         self,
@@ -69,7 +121,7 @@ class Topics:
         pending: Mapping[int, int],
     ) -> list[ApiError]:
         """Writes what became of each where that is news. accepted: what nodes are told. pending: by uid of the shards
-        whose masters have said it."""
+        whose copies have said it."""
         errors = []
         by_topic: dict[str, list[ShardObject]] = {}
         for shard in shards:
@@ -82,9 +134,8 @@ class Topics:
             try:
                 self._tell_one(body, told, accepted, by_topic, unserved, pending)
             except ApiError as error:
-                if not error.not_found and not error.conflict:  # it is gone, or has changed: the next round's
-                    errors.append(error)
-        return errors
+                errors.append(error)
+        return _counted(errors)
 
     def _tell_one(
         self,
@@ -121,7 +172,7 @@ class Topics:
         )
 
     def _pending(self, body: Json, shards: Sequence[ShardObject], pending: Mapping[int, int]) -> int | None:
-        """What is written of it already, unless that is old. None: a master has not said it."""
+        """What is written of it already, unless that is old. None: no copy of a shard has said it."""
         before, key, now_ms = (body.get("status") or {}).get("pending"), _key(body), self._clock.monotonic_ms()
         counts = [pending.get(shard.spec.uid) for shard in shards]
         known = [it for it in counts if it is not None]
@@ -131,6 +182,11 @@ class Topics:
             return int(before)
         self._counted_ms[key] = now_ms
         return rounded(sum(known))
+
+
+def _counted(errors: Sequence[ApiError]) -> list[ApiError]:
+    """Without those of objects that are gone, or have changed: the next round's."""
+    return [it for it in errors if not it.not_found and not it.conflict]
 
 
 def rounded(count: int) -> int:

@@ -25,7 +25,7 @@ from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import DELAY_USER
-from delayoperator.kube.referring import ReferringObjects
+from delayoperator.kube.referring import ReferringObjects, present
 from delayoperator.resources import names
 
 
@@ -60,11 +60,11 @@ class Users:
         """document: the one that is there, which stands where there can't be another; "": there is none. base: the rest
         of it, besides DelayUsers. topics: what the cluster has of DelayTopics. allowed: see merge_topics."""
         try:
-            bodies = self._objects.held(held)
+            bodies = present(self._objects.held(held))
             if not bodies and self._in_force_of(document).users:
                 # What would take everybody's rights away is asked for: a kind that was not served for a moment, or
                 # whose definition is away, is no wish.
-                bodies = self._objects.listed()
+                bodies = present(self._objects.listed())
         except ApiError as error:
             unused = error.forbidden and not document  # of an operator whose rights are of an earlier release
             return UsersLook(document, None, problems=[] if unused else [problem(error)])
