@@ -162,12 +162,6 @@ class HeartbeatGuard:
         )
         self.on_key()
 
-    def ask_unsealed(self, node: str) -> None:
-        """The node's process takes no key: its lease offers no TLS. One that was agreed is a former process's."""
-        with self._lock:
-            self._asking.pop(node, None)
-        self.on_key()
-
     def answer_by(self, cluster: str, node: str, process: str, key: HeartbeatKey) -> None:
         """The node will send heartbeats that are sealed by the key."""
         self._keep(

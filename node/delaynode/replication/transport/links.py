@@ -524,8 +524,6 @@ class _Link:
         security, target = self._links.security, self.target
         if security is not None and self._key is not None and target is not None:
             security.guard.ask_by(self._links.cluster, self.node, target.incarnation, self._key)
-        elif security is not None:
-            security.guard.ask_unsealed(self.node)
         self._links.log("link-up", peer=self.node, version=version, tls=self._key is not None)
         self._links.notify(self.wire, self._links.handler.link_up, self.node)
 
