@@ -34,7 +34,7 @@ def user(account: str) -> Object:
         {"operations": ["Produce", "Cancel", "Browse"], "topic": {"literal": "orders"}},
         {"operations": ["Consume", "ManageGroup"], "topic": {"literal": "orders"}, "group": {"prefix": ""}},
     ]
-    spec = {"cluster": "acts", "serviceAccounts": [{"name": account}], "rules": everything}
+    spec = {"cluster": {"name": "acts"}, "serviceAccounts": [{"name": account}], "rules": everything}
     return {"apiVersion": API_VERSION, "kind": "DelayUser", "metadata": {"name": account}, "spec": spec}
 
 
