@@ -110,6 +110,9 @@ def test_what_is_accepted_is_not_lost_to_an_object_that_is_older() -> None:
     found = merged(topic("a", at=5), topic("a", "bank", at=1), known=known)
     assert found.owners["a"] == TopicOwner("shop", "a")
     assert reason(found, "a", "bank") is TopicReason.NAME_TAKEN
+    known = after(merged(topic("young", name="a", at=5)))
+    found = merged(topic("young", name="a", at=5), topic("old", name="a", at=1), known=known)
+    assert found.owners["a"] == TopicOwner("shop", "young")
 
 
 def test_messages_that_are_left_behind_are_nobody_else_s() -> None:
