@@ -15,10 +15,12 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import ports
 from delaynode import config as configuration
 from delaynode.auth.identity import Identity, IdentityKind
+from delaynode.limits import connections
 from delaynode.limits.budget import Answers
 from delaynode.limits.flow import Flow
 from delaynode.listener_options import ListenerConfig
 from delaynode.node_certificates import NodeCertificates
+from delaynode.replication.transport.until import wait_until
 from delaynode.server import callers as callers_module
 from delaynode.server.callers import Callers, Said
 from delaynode.server.compiled_edge import CompiledEdge
@@ -41,6 +43,7 @@ class Known:
         self.asked: list[tuple[str, tuple[str, ...], str | None]] = []
         self.expires_s: float | None = None
         self.hangs = False
+        self.gate: asyncio.Event | None = None  # until which nobody is known
 
     async def resolve(
         self, listener: str, names: tuple[str, ...], authorization: str | None, ends_ms: int | None = None
@@ -48,6 +51,8 @@ class Known:
         self.asked.append((listener, names, authorization))
         if self.hangs:
             await asyncio.Event().wait()
+        if self.gate is not None:
+            await self.gate.wait()
         if names:
             role = names[0].removeprefix(CLUSTER)
             return Identity(names[0], IdentityKind.PEER, role=role)
@@ -67,6 +72,19 @@ async def wait(stream: Stream) -> AsyncGenerator[bytes, None]:
         yield data
 
 
+class Counted:
+    """UserConnections that notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    async def admit(self, identity: Identity, connection: tuple[str, str]) -> None:
+        self.calls.append(("admit", identity.principal))
+
+    def left(self, connection: tuple[str, str]) -> None:
+        self.calls.append(("left", connection[0]))
+
+
 class World:
     """An edge in this process with the listeners `plain` and `tokens`, neither with TLS."""
 
@@ -82,7 +100,8 @@ class World:
         certificates = NodeCertificates(NOTHING)
         listeners = [Listener(one, certificates, one.name == "plain", None) for one in asked]
         self.known, self.groups = Known(), []
-        callers = Callers(self.known, listeners)
+        self.counted = Counted()
+        callers = Callers(self.known, listeners, self.counted)
         flow = Flow(config, lambda *_, **__: None)
         services = {S: Methods({"Who": who}, {"Enqueue": self.enqueue}, {"Wait": wait, "EnqueueStream": wait})}
         if kind == "grpcio":
@@ -141,6 +160,27 @@ def test_each_connection_and_token_is_asked_for_once(edge: str) -> None:
                 await channel.unary_unary(f"/{S}/Who")(b"", metadata=said("a"), timeout=20) == b"plain anonymous False"
             )
         assert len(world.known.asked) == 4
+
+    run(edge, claim)
+
+
+def test_a_connection_that_ends_before_its_caller_is_known_is_nobodys_afterwards(edge: str) -> None:
+    if edge != "compiled":
+        pytest.skip("gRPC does not tell of ends")
+
+    async def claim(world: World) -> None:
+        world.known.gate = asyncio.Event()
+        async with world.channel() as channel:
+            call = asyncio.ensure_future(channel.unary_unary(f"/{S}/Who")(b"", metadata=said("a"), timeout=20))
+            await wait_until(lambda: bool(world.known.asked), 0.01)
+            ((_, peer),) = world.edge._identifying
+            assert connections.cut({connections.address_of(peer)}) == 1
+            await asyncio.wait([call])
+            assert world.counted.calls == []
+            world.known.gate.set()
+            async with asyncio.timeout(10):
+                await wait_until(lambda: len(world.counted.calls) == 2, 0.01)
+        assert world.counted.calls == [("admit", "token:a"), ("left", "tokens")]
 
     run(edge, claim)
 
