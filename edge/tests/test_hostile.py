@@ -23,6 +23,7 @@ from http2 import (
     END_HEADERS,
     END_STREAM,
     ENHANCE_YOUR_CALM,
+    GOAWAY,
     HEADERS,
     NO_FLAGS,
     PING,
@@ -196,14 +197,15 @@ def test_one_byte_data_frames_are_served(node: FakeNode) -> None:
         assert client.answer(stream)[1] == body
 
 
-def test_a_client_that_sends_over_its_window_is_ended(node: FakeNode) -> None:
+def test_a_client_that_sends_over_its_window_is_ended_or_its_call(node: FakeNode) -> None:
     node.on_loop(lambda: node.edge.pause_reading(True))
     with Http2(node.edge.port) as client:
         stream = client.call("/test.Test/Echo", message(bytes(4 << 20))[:5], end=False)
-        sent = 0
-        while sent < 50 << 20 and client.try_send(frame(DATA, NO_FLAGS, stream, bytes(16_384))):
-            sent += 16_384
-        client.ended_within(20)
+        client.try_send(frame(DATA, NO_FLAGS, stream, bytes(16_384)) * 1_000)
+        # Over the stream's window the call is reset, and what still comes for it is dropped; over the connection's,
+        # which may be first, the connection ends.
+        with contextlib.suppress(ConnectionError):
+            client.read_until(RST_STREAM, GOAWAY)
     node.on_loop(lambda: node.edge.pause_reading(False))
 
 
