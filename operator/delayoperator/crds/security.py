@@ -147,7 +147,7 @@ class SecurityModel(Model):
         description="Off: no TLS, and everybody may do everything. Permissive: listeners with TLS beside the plain "
         "one, nodes talk to each other by TLS, and what no DelayUser allows is counted and logged, not refused. "
         "Required: TLS and DelayUsers alone; the port 7070 is gone. A change restarts the nodes, one after the other, "
-        "and goes by Permissive; each may be taken back."
+        'and goes by Permissive; each may be taken back. In YAML Off is a boolean without quotes: write "Off".'
     )
     certificates: ClusterCertificates | None = Field(None, description="Where the nodes' certificates come from.")
     tokens: TokensModel = Field(TokensModel.model_validate({}), description="Whose tokens count.")
