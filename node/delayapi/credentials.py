@@ -150,8 +150,8 @@ class ClientCredentials:
 
     @property
     def renewable(self) -> bool:
-        """The token is of a file, which may have another one later."""
-        return self._token is not None
+        """The token or the certificate is of a file, which may have another one later."""
+        return self._token is not None or (self.tls is not None and bool(self.tls.certificate))
 
     @property
     def problem(self) -> str:
@@ -174,10 +174,11 @@ class ClientCredentials:
         """Of each call. None: no token."""
         return self._fixed if self._token is None else self._token.current()
 
-    def read_token(self) -> None:
-        """Looks at the token's file now."""
-        if self._token is not None:
-            self._token.current(at_once=True)
+    def read_again(self) -> None:
+        """Looks at the files now."""
+        for watched in (self._files, self._token):
+            if watched is not None:
+                watched.current(at_once=True)
 
     def options(self, host: str, name: str) -> Options:
         """Of channels to a host whose certificate must be for `name`."""

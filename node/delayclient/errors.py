@@ -138,7 +138,8 @@ class TlsFailed(Unreachable):
 
 
 class TokenExpired(NotAuthenticated):
-    """A token that was taken before is not any more: it may have expired, and its file may have a newer one."""
+    """A token or certificate that was taken before is not any more: it may have expired, and its file may have a newer
+    one."""
 
     retryable = True
 

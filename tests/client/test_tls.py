@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,31 @@ def test_streams_that_end_with_their_token_go_on_with_the_next_one_and_no_caller
             assert groups.all_acked()
             bodies = [body for shard in it.node.cluster.shards for body in shard.bodies()]
             assert len(bodies) == len({*bodies}) + 100 == 200, "each twice in a turn, and none once more"
+
+    asyncio.run(main())
+
+
+def test_stream_whose_certificate_has_expired_is_opened_again_with_the_newer_one(tmp_path: Path) -> None:
+    """Nodes end what came by it; nobody who waits for an answer is told."""
+
+    async def main() -> None:
+        async with world(tmp_path, tokens={""}) as it:  # the certificate is enough
+            certificate, key = write_client(it.authority, tmp_path)
+            tls = replace(it.tls, certificate=certificate, key=key)
+            async with Producer(it.node.endpoint, tls=tls) as producer:
+                await producer.send("t", b"0", delay=5)
+                sent = [producer.send("t", f"{turn}", delay=5) for turn in range(20)]
+                await asyncio.sleep(0)
+                it.node.expired.set()
+                write_client(it.authority, tmp_path)
+                await asyncio.sleep(0.05)
+                it.node.expired = asyncio.Event()
+                await asyncio.gather(*sent)
+            async with Producer(it.node.endpoint, tls=it.tls) as nobody:
+                await nobody.send("t", b"0", delay=5)
+                it.node.expired.set()
+                with pytest.raises(errors.NotAuthenticated):
+                    await nobody.send("t", b"1", delay=5)
 
     asyncio.run(main())
 

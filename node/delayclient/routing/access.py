@@ -14,10 +14,10 @@ from delayclient.errors import DelayError, NotAuthenticated, TlsFailed, TokenExp
 from delayclient.routing.diagnosis import Diagnoses
 
 RENEWAL_S: Final = 60.0
-"""How long a token that was taken before may be refused: until its file has a newer one, and the nodes their issuer's
-new keys."""
+"""How long a token or a certificate that was taken before may be refused: until its file has a newer one, and the nodes
+their issuer's new keys."""
 _SERIES_S: Final = 5.0
-"""Refusals further apart than this are of different tokens."""
+"""Refusals further apart than this are of different ones."""
 
 
 class Access(TypedDict, total=False):
@@ -57,14 +57,14 @@ class NodeAccess:
         return self._credentials.metadata()
 
     def taken(self) -> None:
-        """A node has answered a call with this client's token."""
+        """A node has answered a call with what this client shows."""
         self._taken = True
 
     def judged(self, error: DelayError) -> DelayError:
-        """The error of a call; TokenExpired where its token was taken before and may be renewed by now."""
+        """The error of a call; TokenExpired where what it shows was taken before and may be renewed by now."""
         if not isinstance(error, NotAuthenticated) or not self._taken or not self._credentials.renewable:
             return error
-        self._credentials.read_token()
+        self._credentials.read_again()
         now_s = time.monotonic()
         if now_s - self._last_refused_s > _SERIES_S:
             self._refused_s = now_s
