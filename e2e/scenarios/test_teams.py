@@ -11,7 +11,9 @@ import pytest
 
 from e2e.harness.delaycluster import API_VERSION, ClusterUnderTest
 from e2e.harness.helm import Release
-from e2e.harness.kubectl import Kubectl, Object, wait_until
+from e2e.harness.kubectl import Failed, Kubectl, Object, wait_until
+from e2e.scenarios.test_security import secret
+from tests.security.authority import Authority
 
 TOLD_SECONDS = 60.0
 LABEL = "delaycluster-e2e-teams"
@@ -145,3 +147,59 @@ def test_a_topic_that_was_deleted_by_mistake_is_there_again_with_its_messages(
         "consume", a.topic, "--group", "me", "--count", str(PENDING), "--timeout", "60", "--json"
     )
     assert len(consumed.splitlines()) == PENDING
+
+
+@pytest.fixture
+def secured(operator: Release, kube: Kubectl, namespace: str) -> Iterator[tuple[ClusterUnderTest, Team, Team]]:
+    """A cluster that asks who calls, from its first pod on, and two teams with an account, a user and a topic each."""
+    cluster, ca = ClusterUnderTest(kube, "shared", namespace), Authority("shared")
+    name, node = f"shared-client.{namespace}.svc", f"spiffe://delaycluster/ns/{namespace}/cluster/shared/role/node"
+    kube.apply(secret("nodes", ca.issue(name, node), ca), namespace=namespace)
+    certificates = {"secrets": {"server": "nodes"}}
+    cluster.apply(
+        nodes=2, replicas=2, storage={"size": "1Gi"}, allowedNamespaces={"from": "All"},
+        security={"mode": "Required", "certificates": certificates},
+    )  # fmt: skip
+    cluster.wait_whole()
+    teams = Team(kube, cluster, "a"), Team(kube, cluster, "b")
+    everything: Object = {
+        "operations": ["Produce", "Consume", "Cancel", "Browse"], "topic": {"prefix": ""}, "group": {"prefix": ""},
+    }  # fmt: skip
+    for team in teams:
+        account: Object = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "worker"}}
+        kube.apply(account, namespace=team.namespace)
+        team.has_topic()
+        team.has_user("worker", everything)
+    for team in teams:
+        team.wait_told("delaytopic", team.topic, "Serving")
+        team.wait_told("delayuser", "worker", "InForce")
+    yield cluster, *teams
+    for team in teams:
+        kube.delete("namespace", team.namespace)
+
+
+@pytest.mark.quick
+def test_a_team_s_account_can_not_see_send_to_or_fill_the_other_s_topic(
+    secured: tuple[ClusterUnderTest, Team, Team],
+) -> None:
+    cluster, a, b = secured
+
+    def by(team: Team, *argv: str) -> str:
+        return cluster.delayctl(*argv, "--service-account", f"{team.namespace}/worker")
+
+    for team, other in ((a, b), (b, a)):
+        by(team, "produce", team.topic, "--delay", "1h", "--count", str(PENDING))
+        assert len(by(team, "pending", team.topic, "--json").splitlines()) == PENDING
+        for argv in (
+            ("produce", other.topic, "--delay", "1h"),
+            ("pending", other.topic),
+            ("consume", other.topic, "--group", "g", "--count", "1", "--timeout", "3"),
+            ("groups", "describe", other.topic, "--group", "g"),
+            ("pending", "no-such-topic"),
+        ):
+            with pytest.raises(Failed, match="may not"):
+                by(team, *argv)
+    with pytest.raises(Failed, match="QUOTA"):
+        by(a, "produce", a.topic, "--delay", "1h", "--count", "3000")
+    by(b, "produce", b.topic, "--delay", "1h", "--count", str(PENDING))
+    assert len(by(b, "pending", b.topic, "--json").splitlines()) == 2 * PENDING
