@@ -124,14 +124,45 @@ def test_a_ca_that_cant_be_read_is_never_replaced(kept: Kept) -> None:
     kept.clock.ms += 3_600_000
     (problem,) = kept.authority.keep(VIEW)
     assert problem.reason is Reason.CERTIFICATE_UNUSABLE
-    assert "Secret orders-ca is no CA" in problem.message
+    assert "Secret orders-ca is no CA: tls.crt and tls.key can't be read" in problem.message
     assert kept.secrets.bodies[CA]["data"]["tls.key"] == "bm9uZQ=="
+
+
+def test_a_ca_that_was_deleted_or_exchanged_changes_no_certificate_until_they_are_deleted_too(kept: Kept) -> None:
+    kept.authority.keep(VIEW)
+    before, another = dict(kept.secrets.bodies), Kept()
+    another.authority.keep(VIEW)
+    for wrong, says in ((None, "is gone"), (another.secrets.bodies[CA], "has another CA")):
+        kept.secrets.bodies.pop(CA, None)
+        if wrong is not None:
+            kept.secrets.bodies[CA] = wrong
+        kept.clock.ms += 3_600_000
+        (problem,) = kept.authority.keep(VIEW)
+        assert problem.reason is Reason.CERTIFICATE_UNUSABLE
+        assert f"Secret orders-ca {says}: that of orders-server-tls and orders-peers-tls" in problem.message
+        assert {name: kept.secrets.bodies[name] for name in (SERVER, PEERS)} == {
+            name: before[name] for name in (SERVER, PEERS)
+        }
+    del kept.secrets.bodies[SERVER], kept.secrets.bodies[PEERS]
+    assert kept.authority.keep(VIEW) == []
+    assert kept.secrets.bodies[SERVER] != before[SERVER]
+
+
+def test_a_secret_of_people_s_that_has_the_name_of_one_is_left_alone(kept: Kept) -> None:
+    theirs = {"metadata": {"name": SERVER}, "data": {"tls.crt": "bWluZQ==", "tls.key": "bWluZQ=="}}
+    kept.secrets.bodies[SERVER] = theirs
+    other = Kept()
+    other.authority.keep(VIEW)
+    kept.secrets.bodies[CA] = other.secrets.bodies[CA]
+    (problem,) = kept.authority.keep(VIEW)
+    assert "that of orders-server-tls, which stay" in problem.message
+    assert kept.secrets.bodies[SERVER] is theirs
 
 
 def test_without_the_right_it_says_so_and_without_own_ca_it_asks_nothing(kept: Kept) -> None:
     kept.secrets.forbidden = True
     (problem,) = kept.authority.keep(VIEW)
-    assert (problem.reason, "may not get Secret orders-ca" in problem.message) == (Reason.FORBIDDEN, True)
+    assert (problem.reason, "may not get Secret orders-server-tls" in problem.message) == (Reason.FORBIDDEN, True)
     asked = kept.secrets.asked
     assert kept.authority.keep(replace(VIEW, tls=None)) == []
     assert kept.secrets.asked == asked

@@ -11,7 +11,7 @@ They are read by name, at most so often as CHECK_S says, and kept nowhere else.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -52,26 +52,38 @@ class OwnAuthority:
         if self._good is not None and self._good[0] == wanted and now_ms - self._good[1] < CHECK_S * 1000:
             return []
         try:
-            authority = self._authority(view)
-            self._leaf(view, authority, settings.server, tls.server_names(view))
-            self._leaf(view, authority, settings.peers, (tls.node_uri(view), *tls.peer_names(view)))
+            leaves = {name: self._api.get(SECRET, view.namespace, name) for name in (settings.server, settings.peers)}
+            authority = self._authority(view, leaves)
+            self._leaf(view, authority, settings.server, leaves, tls.server_names(view))
+            self._leaf(view, authority, settings.peers, leaves, (tls.node_uri(view), *tls.peer_names(view)))
         except ApiError as error:
             return [problem(error)]
         except ValueError as error:
-            said = f"Secret {names.own_ca(view.name)} is no CA: {error}; all that trust it would be cut off by another"
-            return [ClusterProblem(Reason.CERTIFICATE_UNUSABLE, said)]
+            return [ClusterProblem(Reason.CERTIFICATE_UNUSABLE, str(error))]
         self._good = wanted, now_ms
         return []
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
 
-    def _authority(self, view: ClusterView) -> Authority:
-        """Raises ApiError, ValueError."""
+    def _authority(self, view: ClusterView, leaves: Mapping[str, Json | None]) -> Authority:
+        """leaves: by name. What is there of another CA is not replaced: until all nodes had the new ones they would be
+        cut off from each other, and clients for good. Raises ApiError, ValueError."""
         name = names.own_ca(view.name)
         found = self._api.get(SECRET, view.namespace, name)
-        if found is not None:
-            return _authority_of(found)
+        try:
+            authority = None if found is None else _authority_of(found)
+        except ValueError as error:
+            raise ValueError(f"Secret {name} is no CA: {error}; put back what was there") from error
+        own = b"" if authority is None else pem(authority[0])
+        if others := [leaf for leaf, body in leaves.items() if body is not None and _content(body, "ca.crt") != own]:
+            what = "is gone" if authority is None else "has another CA"
+            raise ValueError(
+                f"Secret {name} {what}: that of {' and '.join(others)}, which stay as they are, is to be put back; or "
+                "delete them too, to have all certificates by a new CA"
+            )
+        if authority is not None:
+            return authority
         key = new_key()
         made = sign(f"delaycluster {view.namespace}/{view.name}", (), key, None, self._now(), CA_DAYS)
         # Created, not applied: another process that was quicker has the CA that counts.
@@ -80,10 +92,13 @@ class OwnAuthority:
         self._report(Reason.OBJECT_APPLIED, f"made Secret {name}: a CA of this cluster's own", False)
         return made, key
 
-    def _leaf(self, view: ClusterView, authority: Authority, name: str, texts: tuple[str, ...]) -> None:
+    def _leaf(
+        self, view: ClusterView, authority: Authority, name: str, leaves: Mapping[str, Json | None],
+        texts: tuple[str, ...],
+    ) -> None:  # fmt: skip
         """Raises ApiError."""
         wanted = tuple(x509.UniformResourceIdentifier(text) if "://" in text else x509.DNSName(text) for text in texts)
-        found, now = self._api.get(SECRET, view.namespace, name), self._now()
+        found, now = leaves[name], self._now()
         if found is not None and _is_good(found, authority[0], wanted, now):
             return
         key = new_key()
