@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from delayclient.consumer.received import ReceivedBatch as ReceivedBatch
     from delayclient.consumer.received import ReceivedMessage as ReceivedMessage
     from delayclient.errors import DelayError as DelayError
-    from delayclient.handle import BadHandle as BadHandle
-    from delayclient.handle import Handle as Handle
+    from delayapi.handle import BadHandle as BadHandle
+    from delayapi.handle import Handle as Handle
     from delayclient.producer.producer import Producer as Producer
     from delayclient.producer.results import BatchResult as BatchResult
     from delayclient.producer.results import SendResult as SendResult
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Admin": "admin.admin",
-    "BadHandle": "handle",
+    "BadHandle": "delayapi.handle",
     "BatchResult": "producer.results",
     "Cluster": "routing.routing",
     "Consumer": "consumer.consumer",
     "DelayError": "errors",
-    "Handle": "handle",
+    "Handle": "delayapi.handle",
     "Producer": "producer.producer",
     "Reader": "consumer.reader",
     "ReceivedBatch": "consumer.received",

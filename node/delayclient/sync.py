@@ -23,7 +23,7 @@ from delayclient.admin.views import (
 from delayclient.consumer import consumer as _consumer
 from delayclient.consumer import reader as _reader
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayclient.producer import producer as _producer
 from delayclient.producer.results import BatchResult, SendResult
 from delayclient.records import Bodies

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from delayapi.slots import spread_slots
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayctl.cluster.wheel import column_edges
 from delayctl.main import main
 

@@ -11,7 +11,7 @@ from delayclient.consumer import acks
 from delayclient.consumer.consumer import Consumer
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedMessage
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from delayclient import errors
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 
 from tests.client.support.fakegroup import Groups
 from tests.client.support.fakes import FakeCluster, FakeNode, Refusal, until

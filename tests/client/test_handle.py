@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from delayclient.handle import BadHandle, Handle, encode_handles
+from delayapi.handle import BadHandle, Handle, encode_handles
 from hypothesis import given
 from hypothesis import strategies as st
 

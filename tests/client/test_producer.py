@@ -12,7 +12,7 @@ import pytest
 from delayapi.codec import EnqueueRequestView
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import BatchFailed
 

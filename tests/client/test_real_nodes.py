@@ -14,7 +14,7 @@ from delayclient import errors, sync
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
-from delayclient.handle import BadHandle, Handle
+from delayapi.handle import BadHandle, Handle
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster
 from delaylocal import LocalCluster

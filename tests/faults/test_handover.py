@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from delayclient.admin.admin import Admin
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayclient.producer.producer import Producer
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.model import Delivery, ShardSpec, TopicSpec

@@ -31,7 +31,7 @@ from delayclient.admin.views import (
 )
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayclient.routing.access import Access
 from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, ClusterUser, TopicRoute
 

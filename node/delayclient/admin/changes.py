@@ -16,7 +16,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.admin.views import Outcome, Rescheduled, column
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayclient.routing.routing import Cluster
 
 _CHUNK: Final = 50_000

@@ -13,7 +13,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayclient.handle import Handle
+from delayapi.handle import Handle
 from delayclient.records import decode_record
 
 

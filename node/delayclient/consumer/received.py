@@ -12,7 +12,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayclient.handle import Handle, encode_handles
+from delayapi.handle import Handle, encode_handles
 from delayclient.records import decode_record
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayclient.handle import Handle, encode_handles
+from delayapi.handle import Handle, encode_handles
 
 
 class SendResult(NamedTuple):

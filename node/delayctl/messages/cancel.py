@@ -57,7 +57,7 @@ def cancel(
 
 
 async def _by_handle(settings: CommandSettings, admin: Admin, texts: list[str]) -> None:
-    from delayclient.handle import Handle
+    from delayapi.handle import Handle
 
     decoded = [Handle.decode(text) for text in texts]  # all of them, before anything is cancelled
     if decoded:
