@@ -65,7 +65,7 @@ format: setup ## rewrite what ruff can, and cargo fmt
 	@$(BIN)/ruff format .
 	@$(call cargo_tool,fmt)
 
-proto: setup ## generate delay_pb2 from delay.proto
+proto: setup ## generate the _pb2 modules from the .proto files
 	@$(BIN)/python scripts/proto.py
 
 crds: setup ## generate crds/*.yaml from the models, and the chart's copies

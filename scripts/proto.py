@@ -1,10 +1,11 @@
-"""Generates delay_pb2.py and delay_pb2.pyi from delay.proto; with --check, says whether the checked-in ones are stale.
+"""Generates the _pb2.py and _pb2.pyi of each .proto; with --check, says whether the checked-in ones are stale.
 
 Stale is decided by meaning (the compiled descriptors are compared), so a newer protoc that words the same file
 differently does not fail the check.
 """
 
 import argparse
+import importlib
 import sys
 import tempfile
 from importlib import resources
@@ -14,31 +15,30 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent / "node" / "delayapi" / "proto"
-SOURCE = "delay/v1/delay.proto"
+SOURCES = [str(path.relative_to(ROOT)) for path in sorted(ROOT.rglob("*.proto"))]
 
 
 def run_protoc(*options: str) -> None:
-    """Runs protoc on the one source file; raises SystemExit with its status when it refuses the file."""
+    """Runs protoc; raises SystemExit with its status when it refuses a file."""
     well_known = resources.files("grpc_tools") / "_proto"
-    status = protoc.main(["protoc", f"-I{ROOT}", f"-I{well_known}", *options, SOURCE])
+    status = protoc.main(["protoc", f"-I{ROOT}", f"-I{well_known}", *options])
     if status:
         raise SystemExit(status)
 
 
-def compiled() -> FileDescriptorProto:
+def compiled(source: str) -> FileDescriptorProto:
     """The descriptor of the .proto as it is now."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "set"
-        run_protoc(f"--descriptor_set_out={out}")
+        run_protoc(f"--descriptor_set_out={out}", source)
         return FileDescriptorSet.FromString(out.read_bytes()).file[0]
 
 
-def checked_in() -> FileDescriptorProto:
-    """The descriptor inside the checked-in delay_pb2.py."""
-    from delayapi.proto.delay.v1 import delay_pb2
-
+def checked_in(source: str) -> FileDescriptorProto:
+    """The descriptor inside the checked-in _pb2.py."""
+    module = importlib.import_module("delayapi.proto." + source.removesuffix(".proto").replace("/", ".") + "_pb2")
     descriptor = FileDescriptorProto()
-    delay_pb2.DESCRIPTOR.CopyToProto(descriptor)
+    module.DESCRIPTOR.CopyToProto(descriptor)
     return descriptor
 
 
@@ -54,15 +54,15 @@ def comparable(descriptor: FileDescriptorProto) -> bytes:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="generate delay_pb2 from delay.proto")
+    parser = argparse.ArgumentParser(description="generate the _pb2 modules")
     parser.add_argument("--check", action="store_true", help="only say whether the generated files are stale")
     if not parser.parse_args().check:
-        run_protoc(f"--python_out={ROOT}", f"--pyi_out={ROOT}")
+        run_protoc(f"--python_out={ROOT}", f"--pyi_out={ROOT}", *SOURCES)
         return 0
-    if comparable(compiled()) == comparable(checked_in()):
-        return 0
-    print("delay_pb2.py is older than delay.proto: run `make proto` and commit the result", file=sys.stderr)
-    return 1
+    stale = [source for source in SOURCES if comparable(compiled(source)) != comparable(checked_in(source))]
+    for source in stale:
+        print(f"what was generated is older than {source}: run `make proto` and commit the result", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

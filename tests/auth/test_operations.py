@@ -72,6 +72,7 @@ MAY = {
     "Enqueue": ALWAYS | {"produce"}, "EnqueueStream": ALWAYS | {"produce"},
     "Receive": ALWAYS | {"consume"}, "ReceiveStream": ALWAYS | {"consume"}, "Fetch": ALWAYS | {"consume"},
     "Ack": ALWAYS | {"consume"}, "Nack": ALWAYS | {"consume"},
+    "Extend": ALWAYS | {"consume"},
     "Cancel": ALWAYS | {"cancel"}, "Reschedule": ALWAYS | {"cancel"},
     "ListPending": ALWAYS | {"browse"}, "ListDeadLetters": ALWAYS | {"browse"},
     "DeleteGroup": ALWAYS | {"manage"}, "ResolveDeadLetters": ALWAYS | {"manage"},

@@ -11,7 +11,7 @@ from delayregistry.security import Operation
 
 SERVICE: Final = "delay.v1.DelayService"
 REPLICATION_SERVICE: Final = "delay.v1.ReplicationService"
-STREAMED: Final = ("Ack", "Nack", "Cancel", "Reschedule")
+STREAMED: Final = ("Ack", "Nack", "Extend", "Cancel", "Reschedule")
 """What a CallStream carries: each of its calls needs the operation of its own method."""
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -21,6 +21,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "ReceiveStream": Operation.CONSUME,  # each request
     "Ack": Operation.CONSUME,
     "Nack": Operation.CONSUME,
+    "Extend": Operation.CONSUME,
     "Fetch": Operation.CONSUME,
     "Cancel": Operation.CANCEL,
     "Reschedule": Operation.CANCEL,

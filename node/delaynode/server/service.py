@@ -48,6 +48,7 @@ class DelayService:
             "Receive": (pb.ReceiveRequest, consuming.receive),
             "Ack": (pb.AckRequest, small(consuming.ack)),
             "Nack": (pb.NackRequest, small(consuming.nack)),
+            "Extend": (pb.ExtendRequest, small(consuming.extend)),
             "Cancel": (pb.CancelRequest, small(pending.cancel)),
             "Reschedule": (pb.RescheduleRequest, small(pending.reschedule)),
             "ListPending": (pb.ListPendingRequest, pending.list_pending),

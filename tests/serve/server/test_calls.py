@@ -29,6 +29,7 @@ def test_calls_of_one_message_are_all_done_and_answered_by_their_ids(shard: Shar
     asked = [
         pb.AckRequest(**one, group="g", start=offsets[0], end=i64(got[0].offset + 1)),
         pb.NackRequest(**one, group="g", offset=offsets[1], attempt=(1).to_bytes(4, "little"), backoff_ms=0),
+        pb.ExtendRequest(**one, group="g", offset=offsets[2], attempt=(1).to_bytes(4, "little"), invisible_ms=60_000),
         pb.CancelRequest(**one, uid=uid, due=i64(due[0]), seq=i64(seq[0])),
         pb.RescheduleRequest(**one, uid=uid, due=i64(due[1]), seq=i64(seq[1]), time=i64(due[1] + 1)),
     ]
@@ -39,12 +40,13 @@ def test_calls_of_one_message_are_all_done_and_answered_by_their_ids(shard: Shar
         for number, request in enumerate(asked)
     ]
     found = shard.client.call_stream(message)
-    assert sorted(found) == [0, 7, 14, 21]
+    assert sorted(found) == [0, 7, 14, 21, 28]
     assert not any(answer.HasField("error") for answer in found.values())
     assert pb.AckResponse.FromString(found[0].response).acknowledged == 1
     assert pb.NackResponse.FromString(found[7].response).retried == 1
-    assert list(pb.CancelResponse.FromString(found[14].response).outcome) == [pb.CANCELLED]
-    assert ints(pb.RescheduleResponse.FromString(found[21].response).due) == [due[1] + 1]
+    assert list(pb.ExtendResponse.FromString(found[14].response).settlement) == [pb.SETTLED]
+    assert list(pb.CancelResponse.FromString(found[21].response).outcome) == [pb.CANCELLED]
+    assert ints(pb.RescheduleResponse.FromString(found[28].response).due) == [due[1] + 1]
 
 
 def test_an_error_is_an_answer_and_ends_nothing(shard: Shard) -> None:
@@ -67,7 +69,7 @@ def test_an_error_is_an_answer_and_ends_nothing(shard: Shard) -> None:
     assert [found[number].error.reason for number in (1, 2, 3, 4)] == [
         "BAD_REQUEST", "BAD_REQUEST", "UNKNOWN_TOPIC", "BAD_REQUEST",
     ]  # fmt: skip
-    assert found[1].error.message == "a CallStream carries Ack, Cancel, Nack, Reschedule, not 'Enqueue'"
+    assert found[1].error.message == "a CallStream carries Ack, Cancel, Extend, Nack, Reschedule, not 'Enqueue'"
     assert found[4].error.message == "the request has 1,048,577 bytes, in a CallStream the limit is 1 MiB"
     assert found[3].error.code == grpc.StatusCode.NOT_FOUND.value[0]
     assert pb.AckResponse.FromString(found[5].response).acknowledged == 1

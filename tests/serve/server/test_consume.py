@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -263,6 +264,91 @@ def test_nack_of_another_attempt_is_ignored(shard: Shard) -> None:
     other = shard.call("Nack", group="g", offset=i64(0, 1, 2, 2, 99, -1, 2**62), attempt=u32(9, 2, 5, 5, 1, 1, 1))
     assert (other.retried, other.ignored) == (0, 7)
     assert [(one.offset, one.attempt) for one in shard.receive(wait_ms=2_000)] == [(0, 2), (2, 1)]
+
+
+# ---------------------------------------------------------------- attempts, one by one
+def settled(answer: Any) -> list[bool]:
+    return [one == pb.SETTLED for one in answer.settlement]
+
+
+def of_attempts(got: list[Got], *attempts: int) -> list[Got]:
+    """The same, as if they had been these attempts."""
+    return [replace(one, attempt=attempt) for one, attempt in zip(got, attempts, strict=True)]
+
+
+def test_an_attempt_is_acknowledged_only_while_it_is_not_over(shard: Shard) -> None:
+    shard.send(*numbered(4))
+    got = shard.receive()
+    shard.nack(got[1:2], backoff_ms=0)
+    shard.ack((2, 3))
+    answer = shard.settle("Ack", [*got, got[0]])
+    assert settled(answer) == [True, False, False, True, True]
+    assert answer.acknowledged == 2
+    assert settled(shard.settle("Ack", got)) == [False] * 4
+    (again,) = shard.receive(wait_ms=5_000)
+    assert (again.offset, again.attempt) == (1, 2)
+    assert settled(shard.settle("Ack", [again])) == [True]
+    assert shard.group().floor == 4
+
+
+def test_an_extended_attempt_outlives_its_first_time_and_one_that_is_over_is_not_extended(shard: Shard) -> None:
+    shard.send(*numbered(2))
+    got = shard.receive(invisible_ms=1_000)
+    before = now_ms()
+    answer = shard.settle("Extend", got[:1], invisible_ms=60_000)
+    assert settled(answer) == [True]
+    assert before + 60_000 <= answer.until_ms <= now_ms() + 60_000
+    again = shard.receive_all(1, seconds=10)
+    assert [(one.offset, one.attempt) for one in again] == [(1, 2)]
+    assert settled(shard.settle("Extend", got, invisible_ms=60_000)) == [True, False]
+    assert shard.group().in_flight == 2
+    assert shard.receive(wait_ms=500) == []
+
+
+def test_an_attempt_ends_when_its_extended_time_is_over(shard: Shard) -> None:
+    shard.send(*numbered(1))
+    got = shard.receive(invisible_ms=60_000)
+    begin = time.monotonic()
+    shard.settle("Extend", got, invisible_ms=500)  # shorter than what was left
+    (again,) = shard.receive(wait_ms=10_000)
+    assert 0.45 < time.monotonic() - begin < 3
+    assert (again.offset, again.attempt) == (0, 2)
+
+
+def test_what_is_given_back_is_the_same_attempt_for_who_waits(shard: Shard) -> None:
+    shard.send(*numbered(1))
+    got = shard.receive()
+    with Client(shard.client.endpoint) as other:
+        waiting = shard.at(other).waiting(wait_ms=10_000)
+        begin = time.monotonic()
+        assert settled(shard.settle("Extend", got, invisible_ms=0)) == [True]
+        assert [(one.offset, one.attempt) for one in waiting()] == [(0, 1)]
+        assert time.monotonic() - begin < 3
+
+
+def test_a_message_that_is_to_die_is_a_dead_letter_at_its_first_attempt(shard: Shard) -> None:
+    shard.send(*numbered(3))
+    got = shard.receive()
+    shard.ack((2, 3))
+    answer = shard.settle("Nack", got, dead=True)
+    assert (answer.retried, answer.dead, answer.ignored) == (0, 2, 1)
+    assert settled(answer) == [True, True, False]
+    assert [(one.offset, one.attempt, one.body) for one in letters(shard)] == [(0, 1, b"0"), (1, 1, b"1")]
+    assert resolve(shard, REDRIVE, 1) == 1
+    (again,) = shard.receive(wait_ms=5_000)
+    assert settled(shard.settle("Extend", [again], invisible_ms=60_000)) == [True]
+    assert settled(shard.settle("Ack", of_attempts([again], 2))) == [False]
+    assert settled(shard.settle("Ack", [again])) == [True]
+
+
+def test_attempts_that_nobody_can_have_are_over(shard: Shard) -> None:
+    shard.send(*numbered(1))
+    shard.receive()
+    offset, attempt = i64(0, 0, 99, -1, 2**62), u32(0, 9, 1, 1, 1)
+    for method, fields in (("Ack", {}), ("Nack", {}), ("Extend", {"invisible_ms": 5}), ("Extend", {})):
+        answer = shard.call(method, group="g", offset=offset, attempt=attempt, **fields)
+        assert settled(answer) == [False] * 5
+    assert shard.group().in_flight == 1
 
 
 # ---------------------------------------------------------------- dead letters

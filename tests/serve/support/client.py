@@ -32,6 +32,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "Receive": (pb.ReceiveRequest, pb.MessageBatch),
     "Ack": (pb.AckRequest, pb.AckResponse),
     "Nack": (pb.NackRequest, pb.NackResponse),
+    "Extend": (pb.ExtendRequest, pb.ExtendResponse),
     "Cancel": (pb.CancelRequest, pb.CancelResponse),
     "Reschedule": (pb.RescheduleRequest, pb.RescheduleResponse),
     "ListPending": (pb.ListPendingRequest, pb.PendingBatch),
@@ -308,14 +309,13 @@ class Shard:
     def ack_all(self, got: Iterable[Got], group: str = "g") -> int:
         return self.ack(*sorted((one.offset, one.offset + 1) for one in got), group=group)
 
+    def settle(self, method: str, got: Sequence[Got], group: str = "g", **fields: Any) -> Any:
+        """Acknowledges, extends or ends these attempts."""
+        offset, attempt = i64(*(one.offset for one in got)), u32(*(one.attempt for one in got))
+        return self.call(method, group=group, offset=offset, attempt=attempt, **fields)
+
     def nack(self, got: Sequence[Got], backoff_ms: int, group: str = "g") -> Any:
-        return self.call(
-            "Nack",
-            group=group,
-            offset=i64(*(one.offset for one in got)),
-            attempt=u32(*(one.attempt for one in got)),
-            backoff_ms=backoff_ms,
-        )
+        return self.settle("Nack", got, group, backoff_ms=backoff_ms)
 
     def cancel(self, message: Sent) -> list[int]:
         answer = self.call("Cancel", uid=message.uid, due=i64(*message.due), seq=i64(*message.seqs))

@@ -122,9 +122,14 @@ class Maker:
                     asked.key_hash = self.column(self.u32, "<u4", rows)
         return asked
 
+    def attempts(self) -> dict[str, bytes]:
+        rows = self.choose.choice((1, 1, 3, 40))
+        attempt = self.column(lambda: self.choose.choice((1, 1, 2, self.u32())), "<u4", rows)
+        return {"offset": self.column(self.i64, "<i8", rows), "attempt": attempt}
+
     def call(self) -> tuple[str, Any]:
         choose = self.choose
-        method = choose.choice([*METHODS, "Enqueue", "Cancel", "Reschedule", "Receive", "Ack", "Nack"])
+        method = choose.choice([*METHODS, "Enqueue", "Cancel", "Reschedule", "Receive", "Ack", "Nack", "Extend"])
         place, group = self.place(), self.name()
         match method:
             case "Enqueue":
@@ -150,13 +155,15 @@ class Maker:
                     cuts = np.unique([choose.randrange(500) for _ in range(2 * rows)])
                     cuts = cuts[: len(cuts) // 2 * 2].astype("<i8")
                     fields["start"], fields["end"] = cuts[::2].tobytes(), cuts[1::2].tobytes()
+                elif choose.random() < 0.5:
+                    fields = {"group": group, **self.attempts()}
             case "Nack":
-                rows = choose.choice((1, 1, 3, 40))
                 fields = {
-                    "group": group, "offset": self.column(self.i64, "<i8", rows),
-                    "attempt": self.column(lambda: choose.choice((1, 1, 2, self.u32())), "<u4", rows),
-                    "backoff_ms": choose.choice((0, -1, 10, self.i64())),
+                    "group": group, **self.attempts(), "backoff_ms": choose.choice((0, -1, 10, self.i64())),
+                    "dead": choose.random() < 0.2,
                 }  # fmt: skip
+            case "Extend":
+                fields = {"group": group, **self.attempts(), "invisible_ms": choose.choice((0, 10, self.u32()))}
             case "Cancel" | "Reschedule":
                 fields = self.handle_columns(place)
                 rows = len(fields["due"]) // 8

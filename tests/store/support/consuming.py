@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from delaynode.store.errors import Refused
 from delaynode.store.queue.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, ConsumerDelivery
-from delaynode.store.types import MAX_SEQ
+from delaynode.store.types import I64, MAX_SEQ, U32
 
 from tests.store.support import model as m
 from tests.store.support.model import Event, ModelGroup, Open
@@ -20,6 +20,10 @@ def tag_of(name: str) -> int:
 
 def _records_end(delivery: ConsumerDelivery) -> int:
     return int((delivery.rows["offset"] + delivery.rows["size"]).max(initial=0))
+
+
+def _columns(rows: list[tuple[int, int]]) -> tuple[I64, U32]:
+    return np.array([offset for offset, _ in rows], np.int64), np.array([attempt for _, attempt in rows], np.uint32)
 
 
 class World(Producing):
@@ -137,20 +141,50 @@ class World(Producing):
             assert valid or not ranges
             assert count == expected
 
-    def nack(self, name: str, rows: list[tuple[int, int]], backoff_ms: int) -> None:
+    def _open_rows(self, name: str, rows: list[tuple[int, int]]) -> list[bool]:
+        """Which (offset, attempt) rows name an attempt that is not over."""
+        group = self.model.groups[name]
+        return [self._is_open(group, name, o) and self._state(group, o).attempt == a for o, a in rows]
+
+    def ack_attempts(self, name: str, rows: list[tuple[int, int]]) -> None:
+        """Ack (offset, attempt) rows."""
+        if name not in self.model.groups:
+            return
+        open_rows = self._open_rows(name, rows)
+        acked = frozenset(offset for (offset, _), is_open in zip(rows, open_rows, strict=True) if is_open)
+        with self.recording() as events:
+            count, settled = self.shard.consumers.acknowledge_attempts(name, *_columns(rows), self.now)
+            if acked:
+                events.append(m.Ack(name, acked))
+        assert settled.tolist() == open_rows
+        assert count == len(acked)
+
+    def extend(self, name: str, rows: list[tuple[int, int]], invisible_ms: int) -> None:
+        """Extend (offset, attempt) rows, or give them back."""
+        if name not in self.model.groups:
+            return
+        open_rows, group = self._open_rows(name, rows), self.model.groups[name]
+        until = self.now + invisible_ms if invisible_ms else None
+        settled = self.shard.consumers.extend(name, *_columns(rows), until or 0)
+        assert settled.tolist() == open_rows
+        for (offset, _), is_open in zip(rows, open_rows, strict=True):
+            if is_open:
+                state = group.redriven[offset] if offset in group.redriven else group.open.setdefault(offset, Open())
+                state.until = until
+
+    def nack(self, name: str, rows: list[tuple[int, int]], backoff_ms: int, *, dead: bool = False) -> None:
         """Nack (offset, attempt) rows."""
         if name not in self.model.groups:
             return
-        group = self.model.groups[name]
-        first = dict(reversed(rows))
-        open_ = {o: a for o, a in first.items() if self._is_open(group, name, o) and self._state(group, o).attempt == a}
-        offset, attempt = np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.uint32)
+        open_rows = self._open_rows(name, rows)
+        open_ = {o: a for (o, a), is_open in zip(rows, open_rows, strict=True) if is_open}
         with self.recording() as events:
-            counts = self.shard.consumers.nack(name, offset, attempt, backoff_ms, self.now)
-            ended = self._ended(name, open_, backoff_ms)
+            counts = self.shard.consumers.nack(name, *_columns(rows), backoff_ms, self.now, dead=dead)
+            ended = self._ended(name, open_, backoff_ms, dead=dead)
             events += ended
-        dead = self._died(ended)
-        assert (counts.retried, counts.dead, counts.ignored) == (len(open_) - dead, dead, len(rows) - len(open_))
+        died = self._died(ended)
+        assert counts.settled.tolist() == open_rows
+        assert (counts.retried, counts.dead, counts.ignored) == (len(open_) - died, died, len(rows) - len(open_))
 
     def _is_open(self, group: ModelGroup, name: str, offset: int) -> bool:
         if offset in group.redriven:
@@ -158,14 +192,14 @@ class World(Producing):
         reach = min(self.visible, self.model.floor(name, self.visible) + self.config.max_unacked)
         return group.start <= offset < reach and offset not in group.done and group.takes(self.model.queue[offset])
 
-    def _ended(self, name: str, ended: dict[int, int], backoff_ms: int) -> list[Event]:
+    def _ended(self, name: str, ended: dict[int, int], backoff_ms: int, *, dead: bool = False) -> list[Event]:
         """The frames that end these attempts: dead letters, as far as there is room for them, then retries."""
         group = self.model.groups[name]
-        last = sorted(o for o, a in ended.items() if a >= self.config.max_attempts)
+        last = sorted(o for o, a in ended.items() if dead or a >= self.config.max_attempts)
         room = max(0, self.config.max_dead_letters - len(group.dead) - len(group.redriven))
         kept = [o for o in last if o not in group.redriven][room:]
-        dead = {o: ended[o] for o in last if o not in kept}
-        again = {o: a for o, a in ended.items() if o not in dead}
+        died = {o: ended[o] for o in last if o not in kept}
+        again = {o: a for o, a in ended.items() if o not in died}
 
         def wait(offset: int, attempt: int) -> int:
             if offset in kept:
@@ -173,8 +207,8 @@ class World(Producing):
             return backoff_ms if backoff_ms >= 0 else min(FIRST_BACKOFF_MS * 2 ** (attempt - 1), LONGEST_BACKOFF_MS)
 
         events: list[Event] = []
-        if dead:
-            events.append(m.Dead(name, tuple(dead.items()), self.now))
+        if died:
+            events.append(m.Dead(name, tuple(died.items()), self.now))
         if again:
             events.append(m.Retry(name, tuple((o, a, self.now + wait(o, a)) for o, a in again.items())))
         return events

@@ -158,15 +158,30 @@ def ack(world: World, draw: Draw) -> None:
     return world.ack(group, [(o, o + draw(1, 2)) for o in low])
 
 
-def nack(world: World, draw: Draw) -> None:
-    group = GROUPS[draw(0, 2)]
+def some_attempts(world: World, draw: Draw, group: str) -> list[tuple[int, int]]:
+    """(offset, attempt) rows, most of them of attempts that are not over."""
     known = world.model.groups.get(group)
     rows = []
     for _ in range(draw(1, 3)):
         offset = some_offset(world, draw, group)
         attempt = world._state(known, offset).attempt if known and draw(0, 4) else draw(0, 3)
         rows.append((offset, attempt))
-    world.nack(group, rows, (0, -1, 1, 5000)[draw(0, 3)])
+    return rows
+
+
+def ack_attempts(world: World, draw: Draw) -> None:
+    group = GROUPS[draw(0, 2)]
+    world.ack_attempts(group, some_attempts(world, draw, group))
+
+
+def nack(world: World, draw: Draw) -> None:
+    group = GROUPS[draw(0, 2)]
+    world.nack(group, some_attempts(world, draw, group), (0, -1, 1, 5000)[draw(0, 3)], dead=draw(0, 5) == 0)
+
+
+def extend(world: World, draw: Draw) -> None:
+    group = GROUPS[draw(0, 2)]
+    world.extend(group, some_attempts(world, draw, group), (0, 1, 1000, 60_000)[draw(0, 3)])
 
 
 def resolve(world: World, draw: Draw) -> None:
@@ -242,7 +257,9 @@ CONSUMERS: dict[str, tuple[int, Step]] = {
     "join": (2, lambda w, d: w.join(GROUPS[d(0, 2)], FILTERS[d(0, 2)], from_end=d(0, 3) == 0)),
     "deliver": (4, deliver),
     "ack": (3, ack),
+    "ack attempts": (2, ack_attempts),
     "nack": (3, nack),
+    "extend": (2, extend),
     "expire": (2, lambda w, d: w.expire()),
     "resolve": (2, resolve),
     "expire dead": (1, lambda w, d: w.expire_dead()),

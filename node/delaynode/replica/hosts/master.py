@@ -27,7 +27,7 @@ from delaynode.store.queue.consume_queue import ReleasedRows
 from delaynode.store.queue.consumers import ConsumerDelivery
 from delaynode.store.queue.rate_limit import RateLimit
 from delaynode.store.shard import Appended, Shard
-from delaynode.store.types import Buffer
+from delaynode.store.types import I64, U32, Bools, Buffer
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
 STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
@@ -345,9 +345,9 @@ class ShardHost(CopyHost):
         self._tick_wakeup.clear()
         await wait_event(self._tick_wakeup, min(seconds, 60.0))
 
-    def _wake_by(self, due_ms: int) -> None:
-        """Something is due at `due_ms`: the tick loop must not sleep longer."""
-        if due_ms < self._sleep_until:
+    def _wake_by(self, time_ms: int) -> None:
+        """Something is due, or a lease ends, at `time_ms`: the tick loop must not sleep longer."""
+        if time_ms < self._sleep_until:
             self._tick_wakeup.set()
 
     def wake_tick_loop(self) -> None:
@@ -452,8 +452,7 @@ class ShardHost(CopyHost):
                 delivery = shard.consumers.deliver(group, now, invisible_ms, max_count, max_bytes)
                 if len(delivery.offset):
                     self.waiters.wake_first(group)
-                    if found.next_expiry < self._sleep_until:
-                        self._tick_wakeup.set()
+                    self._wake_by(found.next_expiry)
                     try:
                         await self.wait_committed(delivery.depends_on)
                     except BaseException:  # also that who asked has gone
@@ -481,6 +480,20 @@ class ShardHost(CopyHost):
         if found is not None:
             found.undo_delivery(delivery.offset, delivery.until_ms)
             self.waiters.wake_first(group)
+
+    async def extend(self, group: str, offset: I64, attempt: U32, invisible_ms: int) -> tuple[Bools, int]:
+        """Which of n attempts, offset i64[n] and attempt u32[n], were not over: they last for `invisible_ms` from now
+        on; 0: the messages are given back, and the attempts stay theirs. Also until when. Raises Refused."""
+        self.check_serving()
+        await self.pass_filtered(group)
+        now = self.resources.clock.now_ms()
+        is_open = self.shard.consumers.extend(group, offset, attempt, now + invisible_ms if invisible_ms else 0)
+        found = self.shard.consumers.group(group)
+        self._wake_by(found.next_expiry)
+        if not invisible_ms:
+            self.waiters.wake_first(group)
+        await self.wait_committed(found.commit_dependency.last)  # what ended the other attempts
+        return is_open, now + invisible_ms
 
     def on_visible(self) -> None:
         """Something became visible other than by a release: a retry, a redrive."""

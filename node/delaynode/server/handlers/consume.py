@@ -18,6 +18,7 @@ from delaynode.server.edge import Body, Stream
 from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.queue.consumers import ConsumerDelivery
+from delaynode.store.types import I64, U32, Bools
 
 MAX_WAIT_MS = 60_000
 MAX_INVISIBLE_MS = 12 * HOUR_MS
@@ -47,11 +48,7 @@ class ConsumeCalls:
 
     async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers) -> Body:
         invisible_ms = request.invisible_ms or 30_000
-        if invisible_ms > MAX_INVISIBLE_MS:
-            raise Refused(
-                "BAD_REQUEST",
-                f"invisible_ms: {format_ms(invisible_ms)} is longer than the limit, {format_ms(MAX_INVISIBLE_MS)}",
-            )
+        _check_invisible(invisible_ms)
         delivery = await host.receive(
             request.group,
             tuple(request.tags),
@@ -98,21 +95,28 @@ class ConsumeCalls:
 
     async def ack(self, request: pb.AckRequest, host: ShardHost) -> pb.AckResponse:
         start, end = column("start", request.start, "<i8"), column("end", request.end, "<i8")
-        shard = host.shard
+        offset, attempt = _attempts(request)
+        if len(start) and len(offset):
+            raise Refused("BAD_REQUEST", "an Ack names ranges (start, end), or attempts (offset, attempt), not both")
+        shard, now = host.shard, self.node.clock.now_ms()
         await host.pass_filtered(request.group)
         group = shard.consumers.group(request.group)
         full = group.window_end - group.first_unacked >= group.max_unacked
-        done = shard.consumers.acknowledge(request.group, start, end, self.node.clock.now_ms())
+        settlement = b""
+        if len(offset):
+            done, settled = shard.consumers.acknowledge_attempts(request.group, offset, attempt, now)
+            settlement = _settlement(settled)
+        else:
+            done = shard.consumers.acknowledge(request.group, start, end, now)
         host.on_proposed()
         await host.wait_committed(shard.log_end)
         if full:  # consumers may wait for nothing but room
             host.on_visible()
         self.node.metrics.acknowledged[host.topic] += done
-        return pb.AckResponse(acknowledged=done)
+        return pb.AckResponse(acknowledged=done, settlement=settlement)
 
     async def nack(self, request: pb.NackRequest, host: ShardHost) -> pb.NackResponse:
-        offset = column("offset", request.offset, "<i8")
-        attempt = column("attempt", request.attempt, "<u4", len(offset))
+        offset, attempt = _attempts(request)
         shard = host.shard
         if not -1 <= request.backoff_ms <= MAX_INVISIBLE_MS:
             raise Refused(
@@ -121,12 +125,21 @@ class ConsumeCalls:
                 f"{format_ms(MAX_INVISIBLE_MS)}; -1: the default",
             )
         await host.pass_filtered(request.group)
-        counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, self.node.clock.now_ms())
+        now = self.node.clock.now_ms()
+        counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, now, dead=request.dead)
         host.on_proposed()
         await host.wait_committed(shard.log_end)
         host.on_visible()
         self.node.metrics.dead[host.topic] += counts.dead
-        return pb.NackResponse(retried=counts.retried, dead=counts.dead, ignored=counts.ignored)
+        return pb.NackResponse(
+            retried=counts.retried, dead=counts.dead, ignored=counts.ignored, settlement=_settlement(counts.settled)
+        )
+
+    async def extend(self, request: pb.ExtendRequest, host: ShardHost) -> pb.ExtendResponse:
+        offset, attempt = _attempts(request)
+        _check_invisible(request.invisible_ms)
+        settled, until_ms = await host.extend(request.group, offset, attempt, request.invisible_ms)
+        return pb.ExtendResponse(settlement=_settlement(settled), until_ms=until_ms)
 
     async def describe_group(self, request: pb.DescribeGroupRequest, host: ShardHost) -> pb.DescribeGroupResponse:
         shard = host.shard
@@ -181,3 +194,22 @@ class ConsumeCalls:
         await host.wait_committed(host.shard.log_end)
         host.on_visible()
         return pb.ResolveDeadLettersResponse(resolved=resolved)
+
+
+def _check_invisible(invisible_ms: int) -> None:
+    if invisible_ms > MAX_INVISIBLE_MS:
+        raise Refused(
+            "BAD_REQUEST",
+            f"invisible_ms: {format_ms(invisible_ms)} is longer than the limit, {format_ms(MAX_INVISIBLE_MS)}",
+        )
+
+
+def _attempts(request: pb.AckRequest | pb.NackRequest | pb.ExtendRequest) -> tuple[I64, U32]:
+    """The columns of n attempts: queue offsets i64[n], attempts u32[n]. Raises Refused."""
+    offset = column("offset", request.offset, "<i8")
+    return offset, column("attempt", request.attempt, "<u4", len(offset))
+
+
+def _settlement(settled: Bools) -> bytes:
+    """The column of `Settlement`."""
+    return np.where(settled, pb.SETTLED, pb.ATTEMPT_OVER).astype(np.uint8).tobytes()

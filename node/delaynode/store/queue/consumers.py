@@ -20,7 +20,7 @@ from delaynode.store.log.offsets import as_attempt_ranges, as_ranges, expand, ro
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.dead_letters import NEVER
 from delaynode.store.queue.groups import DeliveryAttempts, Group
-from delaynode.store.types import I64, U32, Array, Buffer, Records
+from delaynode.store.types import I64, U32, Array, Bools, Buffer, Records
 
 MAX_GROUP_NAME_BYTES = 255
 MAX_GROUPS = 1000
@@ -51,9 +51,12 @@ class ConsumerDelivery:
 
 @dataclass(frozen=True, slots=True)
 class NackCounts:
+    """settled: which of the n rows named an attempt that was not over, bool[n]."""
+
     retried: int
     dead: int
     ignored: int
+    settled: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,20 +217,44 @@ class Consumers:
             raise Refused("BAD_COLUMNS", "ranges overlap")
         return start, end
 
-    def nack(self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int) -> NackCounts:
-        """End attempts: those that are the last become dead letters, the others wait for their backoff."""
+    def acknowledge_attempts(self, name: str, offset: I64, attempt: U32, now_ms: int) -> tuple[int, Bools]:
+        """Take messages out of the group whose attempts, u32[n], are not over: how many those were, and which rows.
+
+        Raises Refused, Impossible.
+        """
+        is_open = self._open_attempts(self.group(name), offset, attempt)
+        start, end = as_ranges(np.unique(offset[is_open]))
+        return self.acknowledge(name, start, end, now_ms), is_open
+
+    def extend(self, name: str, offset: I64, attempt: U32, until_ms: int) -> Bools:
+        """Attempts that are not over last until `until_ms`; 0: the messages are given back, to be handed out again as
+        the same attempts. Returns which rows they are, bool[n]. Memory of the master. Raises Refused.
+        """
         group = self.group(name)
+        is_open = self._open_attempts(group, offset, attempt)
+        group.extend(np.unique(offset[is_open]), until_ms)
+        return is_open
+
+    def nack(
+        self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int, *, dead: bool = False
+    ) -> NackCounts:
+        """End attempts: those that are the last become dead letters, with `dead` all do; the others wait for their
+        backoff. Raises Refused.
+        """
+        is_open = self._open_attempts(self.group(name), offset, attempt)
+        ended, first = np.unique(offset[is_open], return_index=True)
+        attempts = DeliveryAttempts(ended, attempt[is_open][first])
+        retried, died = self._end_attempts(name, attempts, backoff_ms, now_ms, dead=dead)
+        return NackCounts(retried, died, len(offset) - retried - died, is_open)
+
+    def _open_attempts(self, group: Group, offset: I64, attempt: U32) -> Bools:
+        """Which of n rows name an attempt that is not over. Raises Refused."""
         if len(offset) != len(attempt):
             raise Refused("BAD_COLUMNS", f"column offset has {len(offset)} rows, column attempt {len(attempt)}")
         group.skip_filtered(self.queue, SKIP_ROWS)
-        _, first = np.unique(offset, return_index=True)
-        named = len(offset)
-        offset, attempt = offset[first], attempt[first]
-        known = (offset >= 0) & (offset < min(self.queue.visible, group.first_unacked + self.limits.max_unacked))
-        offset, attempt = offset[known], attempt[known]
-        held = group.is_current_attempt(offset, attempt, self.queue)
-        retried, dead = self._end_attempts(name, DeliveryAttempts(offset[held], attempt[held]), backoff_ms, now_ms)
-        return NackCounts(retried, dead, named - retried - dead)
+        is_open = (offset >= 0) & (offset < min(self.queue.visible, group.first_unacked + self.limits.max_unacked))
+        is_open[is_open] = group.is_current_attempt(offset[is_open], attempt[is_open], self.queue)
+        return is_open
 
     def expire(self, now_ms: int) -> ExpiredAttempts:
         """End the attempts whose invisible time is over."""
@@ -245,14 +272,17 @@ class Consumers:
         """When the earliest invisible time ends, ms; NEVER when nothing is handed out."""
         return min((group.next_expiry for group in self.groups.values()), default=NEVER)
 
-    def _end_attempts(self, name: str, ended: DeliveryAttempts, backoff_ms: int, now_ms: int) -> tuple[int, int]:
-        """Propose what becomes of ended attempts: (messages to be tried again, messages that died).
+    def _end_attempts(
+        self, name: str, ended: DeliveryAttempts, backoff_ms: int, now_ms: int, *, dead: bool = False
+    ) -> tuple[int, int]:
+        """Propose what becomes of ended attempts: (messages to be tried again, messages that died). dead: no more
+        attempts, however many are left.
 
         While the group's dead letters are at their limit, messages that should die stay in its window and are tried
         again after the longest backoff: nothing is lost, and memory stays bounded.
         """
         group = self.groups[name]
-        last = ended.attempt >= self.limits.max_attempts
+        last = (ended.attempt >= self.limits.max_attempts) | dead
         new = np.flatnonzero(last & ~group.dead_letters.find_redriven(ended.offset)[1])
         kept = new[max(0, self.limits.max_dead - len(group.dead_letters)) :]
         last[kept] = False

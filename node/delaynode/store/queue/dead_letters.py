@@ -157,6 +157,14 @@ class DeadLetters:
             self._table.state[positions] = FREE
             self.next_visible = 0
 
+    def extend(self, positions: Positions, until_ms: int) -> None:
+        """These, at work again, are OUT until `until_ms`; 0: they are free again, same attempt."""
+        self._table.state[positions], self._table.until[positions] = OUT if until_ms else FREE, until_ms
+        if len(positions) and until_ms:
+            self.next_expiry = min(self.next_expiry, until_ms)
+        elif len(positions):
+            self.next_visible = 0
+
     def expired(self, now_ms: int) -> tuple[I64, U32]:
         """Offsets and attempts of those whose time is over; they stay OUT until a frame says otherwise."""
         if self.next_expiry > now_ms:

@@ -235,6 +235,17 @@ class Group:
         if len(rows):
             self._next_visible = 0
 
+    def extend(self, offsets: I64, until_ms: int) -> None:
+        """These, whose attempts are not over, are OUT until `until_ms`; 0: they are free again, same attempt."""
+        positions, again = self.dead_letters.find_redriven(offsets)
+        self.dead_letters.extend(positions[again], until_ms)
+        rows = self._in_window(offsets[~again]) - self._origin
+        self._state[rows], self._until[rows] = OUT if until_ms else FREE, until_ms
+        if len(rows) and until_ms:
+            self._next_expiry = min(self._next_expiry, until_ms)
+        elif len(rows):
+            self._next_visible = 0
+
     def readable(self, queue: ConsumeQueue, now_ms: int) -> bool:
         """Whether deliver() could find something now (a filter may still leave it empty)."""
         return (
@@ -263,7 +274,7 @@ class Group:
         return DeliveryAttempts(offsets[order], attempts[order])
 
     def is_current_attempt(self, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
-        """Which of these released offsets are open at just this attempt, so that a Nack may end it. (n,) -> (n,).
+        """Which of these released offsets are open at just this attempt, which is not over. (n,) -> (n,).
 
         It does not matter which master handed it out: one that has just started knows no deliveries.
         """

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Settlement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SETTLEMENT_UNSPECIFIED: _ClassVar[Settlement]
+    SETTLED: _ClassVar[Settlement]
+    ATTEMPT_OVER: _ClassVar[Settlement]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -16,6 +22,9 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RESCHEDULED: _ClassVar[Outcome]
     NOT_FOUND: _ClassVar[Outcome]
     MOVED: _ClassVar[Outcome]
+SETTLEMENT_UNSPECIFIED: Settlement
+SETTLED: Settlement
+ATTEMPT_OVER: Settlement
 OUTCOME_UNSPECIFIED: Outcome
 CANCELLED: Outcome
 TOO_LATE: Outcome
@@ -139,7 +148,7 @@ class QueueRoute(_message.Message):
     def __init__(self, queue: _Optional[int] = ..., uid: _Optional[int] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., endpoint: _Optional[str] = ..., readable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnqueueRequest(_message.Message):
-    __slots__ = ("topic", "queue", "count", "time", "relative", "size", "key_hash", "tag_hash", "records", "producer_id", "number")
+    __slots__ = ("topic", "queue", "count", "time", "relative", "size", "key_hash", "tag_hash", "records", "producer_id", "number", "message_id")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +160,7 @@ class EnqueueRequest(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     count: int
@@ -162,23 +172,28 @@ class EnqueueRequest(_message.Message):
     records: bytes
     producer_id: int
     number: int
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., count: _Optional[int] = ..., time: _Optional[bytes] = ..., relative: _Optional[bytes] = ..., size: _Optional[bytes] = ..., key_hash: _Optional[bytes] = ..., tag_hash: _Optional[bytes] = ..., records: _Optional[bytes] = ..., producer_id: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    message_id: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., count: _Optional[int] = ..., time: _Optional[bytes] = ..., relative: _Optional[bytes] = ..., size: _Optional[bytes] = ..., key_hash: _Optional[bytes] = ..., tag_hash: _Optional[bytes] = ..., records: _Optional[bytes] = ..., producer_id: _Optional[int] = ..., number: _Optional[int] = ..., message_id: _Optional[bytes] = ...) -> None: ...
 
 class EnqueueResponse(_message.Message):
-    __slots__ = ("uid", "first_seq", "count", "due", "duplicate", "error")
+    __slots__ = ("uid", "first_seq", "count", "due", "duplicate", "error", "seq", "repeated")
     UID_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DUE_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
     uid: int
     first_seq: int
     count: int
     due: bytes
     duplicate: bool
     error: Error
-    def __init__(self, uid: _Optional[int] = ..., first_seq: _Optional[int] = ..., count: _Optional[int] = ..., due: _Optional[bytes] = ..., duplicate: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    seq: bytes
+    repeated: bytes
+    def __init__(self, uid: _Optional[int] = ..., first_seq: _Optional[int] = ..., count: _Optional[int] = ..., due: _Optional[bytes] = ..., duplicate: _Optional[bool] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., seq: _Optional[bytes] = ..., repeated: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms", "group")
@@ -247,50 +262,84 @@ class MessageBatch(_message.Message):
     def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., offset: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., records: _Optional[bytes] = ..., end_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ...) -> None: ...
 
 class AckRequest(_message.Message):
-    __slots__ = ("topic", "queue", "group", "start", "end")
+    __slots__ = ("topic", "queue", "group", "start", "end", "offset", "attempt")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     group: str
     start: bytes
     end: bytes
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ...) -> None: ...
+    offset: bytes
+    attempt: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ...) -> None: ...
 
 class AckResponse(_message.Message):
-    __slots__ = ("acknowledged",)
+    __slots__ = ("acknowledged", "settlement")
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
     acknowledged: int
-    def __init__(self, acknowledged: _Optional[int] = ...) -> None: ...
+    settlement: bytes
+    def __init__(self, acknowledged: _Optional[int] = ..., settlement: _Optional[bytes] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("topic", "queue", "group", "offset", "attempt", "backoff_ms")
+    __slots__ = ("topic", "queue", "group", "offset", "attempt", "backoff_ms", "dead")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     group: str
     offset: bytes
     attempt: bytes
     backoff_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., backoff_ms: _Optional[int] = ...) -> None: ...
+    dead: bool
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., backoff_ms: _Optional[int] = ..., dead: _Optional[bool] = ...) -> None: ...
 
 class NackResponse(_message.Message):
-    __slots__ = ("retried", "dead", "ignored")
+    __slots__ = ("retried", "dead", "ignored", "settlement")
     RETRIED_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
     IGNORED_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
     retried: int
     dead: int
     ignored: int
-    def __init__(self, retried: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ...) -> None: ...
+    settlement: bytes
+    def __init__(self, retried: _Optional[int] = ..., dead: _Optional[int] = ..., ignored: _Optional[int] = ..., settlement: _Optional[bytes] = ...) -> None: ...
+
+class ExtendRequest(_message.Message):
+    __slots__ = ("topic", "queue", "group", "offset", "attempt", "invisible_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INVISIBLE_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue: int
+    group: str
+    offset: bytes
+    attempt: bytes
+    invisible_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., invisible_ms: _Optional[int] = ...) -> None: ...
+
+class ExtendResponse(_message.Message):
+    __slots__ = ("settlement", "until_ms")
+    SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    settlement: bytes
+    until_ms: int
+    def __init__(self, settlement: _Optional[bytes] = ..., until_ms: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("topic", "queue", "uid", "due", "seq", "key", "from_ms", "to_ms")
