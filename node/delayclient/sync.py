@@ -7,6 +7,8 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
 from delayclient.admin import admin as _admin
@@ -125,12 +127,18 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
     def __iter__(self) -> Iterator[ReceivedMessage]:
         # A batch at a time: a turn through the loop's thread costs more than many messages.
         while (batch := self.receive_batch()) is not None:
-            for message in batch:
-                if time.monotonic() >= batch.expires_s:
-                    break  # another consumer may have the rest by now
-                yield message
-                if self._auto_ack:
-                    self.ack(message)
+            given = 0
+            try:
+                for message in batch:
+                    if time.monotonic() >= batch.expires_s:
+                        break  # another consumer may have the rest soon
+                    given += 1
+                    yield message
+                    if self._auto_ack:
+                        self.ack(message)
+            finally:
+                if given < len(batch) and not self._closed:
+                    self._thread.loop.call_soon_threadsafe(batch.give_back, slice(given, None))
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """The next message; None when none came in time, or the consumer was stopped."""
@@ -144,9 +152,19 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
         """Done with it. A message's own ack() belongs to the loop's thread."""
         self._thread.loop.call_soon_threadsafe(message.ack)
 
-    def nack(self, message: ReceivedMessage | ReceivedBatch, backoff_ms: int = -1) -> None:
-        """Give it back: visible again after `backoff_ms`; -1: the group's backoff."""
-        self._thread.loop.call_soon_threadsafe(message.nack, backoff_ms)
+    def nack(self, message: ReceivedMessage | ReceivedBatch, backoff_ms: int = -1, *, dead: bool = False) -> None:
+        """Ends the attempt: the next one after `backoff_ms`; -1: the group's backoff. `dead`: a dead letter at once."""
+        self._thread.loop.call_soon_threadsafe(partial(message.nack, backoff_ms, dead=dead))
+
+    def give_back(self, message: ReceivedMessage | ReceivedBatch) -> None:
+        """It was not worked on: another consumer gets it at once, and it costs no attempt."""
+        self._thread.loop.call_soon_threadsafe(message.give_back)
+
+    def extend(self, message: ReceivedMessage, invisible: int | str | timedelta | None = None) -> bool:
+        """Keeps it for `invisible` from now on, 12 h at most; None: as long as when it was received. False: its time
+        was over, and another consumer may have it. Raises DelayError.
+        """
+        return self._thread.run(message.extend(invisible))
 
     def flush(self) -> None:
         """Waits until the acknowledgements given so far have arrived. Raises DelayError when some never did."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -294,7 +295,135 @@ def test_what_was_held_and_not_handed_on_is_given_back_at_close() -> None:
                 for _ in range(29):
                     message = await consumer.receive(1)
                     assert message is not None
-                    assert message.attempt <= 2
+                    assert message.attempt == 1
+
+    asyncio.run(main())
+
+
+def test_what_was_held_for_too_long_is_given_back_before_it_costs_an_attempt() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=30) as (node, groups),
+            Consumer(node.endpoint, "t", "g", invisible="800ms") as consumer,
+        ):
+            first = await consumer.receive()
+            assert first is not None
+            first.ack()
+            await until("the other 29 are given back", lambda: len(groups.queues[0].given_back) > 0)
+            for _ in range(29):
+                message = await consumer.receive(2)
+                assert message is not None
+                assert message.attempt == 1
+                message.ack()
+            await consumer.flush()
+            assert groups.all_acked()
+
+    asyncio.run(main())
+
+
+def test_extended_message_stays_and_one_whose_time_is_over_does_not() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=2) as (node, _),
+            Consumer(node.endpoint, "t", "g", invisible="400ms") as consumer,
+        ):
+            first, second = await consumer.receive(), await consumer.receive()
+            assert first is not None
+            assert second is not None
+            assert await first.extend("1m")
+            again = await consumer.receive(5)
+            assert again is not None
+            assert (again.offset, again.attempt) == (second.offset, 2)
+            assert not await second.extend()
+            assert await first.extend()
+            sent = [request.invisible_ms for method, request in node.calls if method == "Extend"]
+            assert sent == [60_000, 400, 400]
+
+    asyncio.run(main())
+
+
+def test_given_back_message_comes_at_once_and_dead_one_never() -> None:
+    async def main() -> None:
+        async with world(queues=1, messages=2) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            first, second = await consumer.receive(), await consumer.receive()
+            assert first is not None
+            assert second is not None
+            first.give_back()
+            second.nack(dead=True)
+            again = await consumer.receive(5)
+            assert again is not None
+            assert (again.offset, again.attempt) == (first.offset, 1)
+            await consumer.flush()
+            assert groups.queues[0].dead == {second.offset}
+
+    asyncio.run(main())
+
+
+def test_give_back_in_doubt_is_not_made_twice() -> None:
+    async def main() -> None:
+        def refused(_: object) -> None:
+            raise Refusal("NOT_SERVING")
+
+        async with world(queues=1, messages=1) as (node, _), Consumer(node.endpoint, "t", "g") as consumer:
+            message = await consumer.receive()
+            assert message is not None
+            node.unary["Extend"] = refused
+            message.give_back()
+            await asyncio.wait_for(consumer.flush(), 5)
+            assert node.came["Extend"] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["message", "batch", "run"])
+def test_message_that_is_worked_on_for_long_is_kept_until_it_is_done(how: str) -> None:
+    async def main() -> None:
+        async with (
+            world(queues=2, messages=6) as (node, groups),
+            Consumer(node.endpoint, "t", "g", invisible="400ms", max_lease="10s") as consumer,
+        ):
+            if how == "message":
+                for _ in range(6):
+                    message = await consumer.receive(5)
+                    assert message is not None
+                    await asyncio.sleep(0.5)
+                    message.ack()
+            elif how == "batch":
+                left = 6
+                while left:
+                    batch = await consumer.receive_batch(5)
+                    assert batch is not None
+                    await asyncio.sleep(1.0)
+                    batch.ack()
+                    left -= len(batch)
+            else:
+                running = asyncio.create_task(consumer.run(lambda message: asyncio.sleep(1.5), concurrency=6))
+                await until_acked(groups)
+                consumer.stop()
+                await running
+            await consumer.flush()
+            assert groups.all_acked()
+            for queue in groups.queues:
+                assert {attempt for _, attempt in queue.handed_out} == {1}
+            before = node.came["Extend"]
+            await asyncio.sleep(0.5)
+            assert node.came["Extend"] == before, "what is done is not extended"
+
+    asyncio.run(main())
+
+
+def test_message_that_is_worked_on_for_longer_than_max_lease_comes_again() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=1) as (node, _),
+            Consumer(node.endpoint, "t", "g", invisible="400ms", max_lease="1s") as consumer,
+        ):
+            begin = time.monotonic()
+            await consumer.receive()
+            again = await consumer.receive(5)
+            assert again is not None
+            assert again.attempt == 2
+            assert 1.0 < time.monotonic() - begin < 2.5
 
     asyncio.run(main())
 

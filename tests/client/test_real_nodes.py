@@ -197,11 +197,31 @@ def test_sync_face_does_the_same(endpoint: str) -> None:
         with sync.SyncConsumer(endpoint, "sdk7", "g") as consumer:
             for message in consumer:
                 assert (message.body, message.handle) == (b"now", first.handle)
+                assert consumer.extend(message, "1m")
+                consumer.give_back(message)
+                break
+            for message in consumer:
+                assert (message.body, message.attempt) == (b"now", 1)
                 consumer.ack(message)
                 break
             consumer.flush()
             assert consumer.receive(0.3) is None
         assert sum(state.lag for state in admin.describe_group("sdk7", "g")) == 0
+
+
+def test_message_that_is_worked_on_for_three_invisible_times_is_delivered_once(endpoint: str) -> None:
+    with (
+        sync.SyncProducer(endpoint) as producer,
+        sync.SyncConsumer(endpoint, "sdk7", "long", from_end=True, invisible="1s", max_lease="1m") as consumer,
+    ):
+        assert consumer.receive(0.5) is None
+        producer.send("sdk7", b"long")
+        message = consumer.receive(5)
+        assert message is not None
+        assert consumer.receive(3) is None, "another consumer would have it by now"
+        consumer.ack(message)
+        consumer.flush()
+        assert consumer.receive(1.5) is None
 
 
 def test_killed_nodes_lose_nothing_acknowledged_and_store_nothing_twice(

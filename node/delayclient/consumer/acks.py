@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,9 @@ RETRY_S: Final = 60.0
 """How long an acknowledgement is tried again."""
 _FLUSH_COUNT: Final = 8192
 
+_Attempts = tuple[NDArray[np.int64], NDArray[np.uint32]]
+"""Queue offsets i64[n], attempts u32[n]."""
+
 
 def to_ranges(offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(start i64[k], end i64[k], exclusive) of the runs in some offsets, in any order, repeated or not."""
@@ -40,16 +44,19 @@ def to_ranges(offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 class QueueAcks:
     """Acknowledgements and refusals of one queue's messages, on their way to the shard."""
 
-    def __init__(self, cluster: Cluster, topic: str, queue: int, group: str) -> None:
+    def __init__(self, cluster: Cluster, topic: str, queue: int, group: str, invisible_ms: int = 30_000) -> None:
         self.lost = 0
         """Acknowledgements given up so far."""
+        self.invisible_ms = invisible_ms
+        """What extend() extends by, unless it is told otherwise."""
         self._cluster = cluster
         self._topic = topic
         self._queue = queue
         self._group = group
         self._acked: list[int] = []
         self._acked_many: list[NDArray[np.int64]] = []
-        self._nacked: dict[int, list[tuple[NDArray[np.int64], NDArray[np.uint32]]]] = {}
+        self._nacked: dict[tuple[int, bool], list[_Attempts]] = {}  # by backoff ms, and whether they are to die
+        self._returned: list[_Attempts] = []
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
@@ -67,12 +74,34 @@ class QueueAcks:
         if len(offsets) >= _FLUSH_COUNT:
             self._hurry.set()  # as much as a request is worth
 
-    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None:
-        """Give these messages back, i64[n] and u32[n], after `backoff_ms` (-1: the group's backoff)."""
+    def nack(
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
+    ) -> None:
+        """End these attempts, i64[n] and u32[n]: the next ones come after `backoff_ms` (-1: the group's backoff)."""
         if len(offsets):
-            self._nacked.setdefault(backoff_ms, []).append((offsets, attempts))
+            self._nacked.setdefault((backoff_ms, dead), []).append((offsets, attempts))
             if self._task is None:
                 self._start()
+
+    def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None:
+        """These were not worked on, i64[n] and u32[n]: another consumer gets them at once, as the same attempts."""
+        if len(offsets):
+            self._returned.append((offsets, attempts))
+            self._hurry.set()
+            if self._task is None:
+                self._start()
+
+    async def extend(
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], invisible_ms: int
+    ) -> NDArray[np.bool_]:
+        """Keeps these messages, i64[n] and u32[n], for `invisible_ms` from now on: which are still this consumer's.
+        Raises DelayError."""
+        request = self._request(delay_pb2.ExtendRequest, [(offsets, attempts)], invisible_ms=invisible_ms)
+        answer = await self._call("Extend", request, delay_pb2.ExtendResponse.FromString)
+        if len(answer.settlement) != len(offsets):
+            raise DelayError(f"{len(answer.settlement)} answers for {len(offsets)} messages", code="INTERNAL")
+        extended: NDArray[np.bool_] = np.frombuffer(answer.settlement, np.uint8) == delay_pb2.SETTLED
+        return extended
 
     async def flush(self) -> None:
         """Sends all at once and waits until the shard has it, or it is given up."""
@@ -94,12 +123,13 @@ class QueueAcks:
 
     async def _run(self) -> None:
         try:
-            while self._acked or self._acked_many or self._nacked:
+            while self._acked or self._acked_many or self._nacked or self._returned:
                 if len(self._acked) < _FLUSH_COUNT and not self._hurry.is_set():
                     await self._linger()
                 self._hurry.clear()
                 # What is acknowledged while this request is under way goes into the next one.
-                await asyncio.gather(self._send_acks(), *(self._send_nacks(ms) for ms in list(self._nacked)))
+                nacks = (self._send_nacks(*how) for how in list(self._nacked))
+                await asyncio.gather(self._send_acks(), self._send_returned(), *nacks)
         finally:
             self._task = None
 
@@ -129,23 +159,42 @@ class QueueAcks:
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    async def _send_nacks(self, backoff_ms: int) -> None:
-        given = self._nacked.pop(backoff_ms)
-        request = delay_pb2.NackRequest(
+    async def _send_nacks(self, backoff_ms: int, dead: bool) -> None:
+        given = self._nacked.pop((backoff_ms, dead))
+        request = self._request(delay_pb2.NackRequest, given, backoff_ms=backoff_ms, dead=dead)
+        await self._try("Nack", request, delay_pb2.NackResponse.FromString)
+
+    async def _send_returned(self) -> None:
+        given, self._returned = self._returned, []
+        if given:
+            request = self._request(delay_pb2.ExtendRequest, given, invisible_ms=0)
+            await self._try("Extend", request, delay_pb2.ExtendResponse.FromString, on_doubt=_do_not_repeat)
+
+    def _request(self, kind: Any, given: list[_Attempts], **fields: Any) -> Any:
+        return kind(
             topic=self._topic,
             queue=self._queue,
             group=self._group,
             offset=np.concatenate([offsets for offsets, _ in given]).tobytes(),
             attempt=np.concatenate([attempts for _, attempts in given]).tobytes(),
-            backoff_ms=backoff_ms,
+            **fields,
         )
+
+    async def _try(self, method: str, request: Any, decode: Any, on_doubt: Callable[[], None] | None = None) -> None:
+        """Without it the messages come again all the same, when their invisible time is over."""
         try:
-            await self._call("Nack", request, delay_pb2.NackResponse.FromString)
+            await self._call(method, request, decode, on_doubt)
         except DelayError as error:
-            # Without it the messages come again all the same, when their invisible time is over.
             _log.warning(
-                "a nack of group %s on %s-%d was not delivered: %s", self._group, self._topic, self._queue, error
+                "%s of group %s on %s-%d was not delivered: %s", method, self._group, self._topic, self._queue, error
             )
 
-    async def _call(self, method: str, request: Any, decode: Any) -> None:
-        await self._cluster.call(method, self._topic, self._queue, request, decode, timeout_s=RETRY_S)
+    async def _call(self, method: str, request: Any, decode: Any, on_doubt: Callable[[], None] | None = None) -> Any:
+        return await self._cluster.call(
+            method, self._topic, self._queue, request, decode, timeout_s=RETRY_S, on_doubt=on_doubt
+        )
+
+
+def _do_not_repeat() -> None:
+    """The messages may be another consumer's by now, as the same attempts: a second try would take them away."""
+    raise DelayError("it may have been done")

@@ -21,6 +21,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.wirefields import WireError
 
 from delayclient.consumer.acks import QueueAcks
+from delayclient.consumer.leases import RenewingAcks
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, Unavailable
@@ -39,6 +40,8 @@ _START_S: Final = 30.0
 _CLOSE_S: Final = 10.0
 """How long close() tries to deliver acknowledgements."""
 _POLL_BYTES: Final = 4 << 20
+_KEEP_SHARE: Final = 0.9
+"""Of the invisible time: what was held for so long is handed on no more."""
 
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 
@@ -57,12 +60,15 @@ class Consumer(ClusterUser):
         auto_ack: bool = False,
         from_end: bool = False,
         prefetch: int = 65_536,
+        max_lease: int | str | timedelta | None = None,
         **access: Unpack[Access],
     ) -> None:
         """`tags`: the group's filter, the same for all its consumers. `invisible`: how long a message stays this one's.
 
         `auto_ack`: a message is acknowledged when the next one is asked for. `from_end`: a new group starts with what
         is released from now on. `prefetch`: how many messages are held at most; a slow consumer holds fewer by itself.
+        `max_lease`: how long the application may take for a message: until then its invisible time is extended again
+        and again, while this process lives and its event loop turns. None: it is not extended.
         """
         super().__init__(endpoint, **access)
         self.topic = topic
@@ -78,12 +84,14 @@ class Consumer(ClusterUser):
             from_end=from_end,
         )
         self._prefetch = Prefetch(prefetch, self._invisible_ms / 1000)
+        self._max_lease_ms = None if max_lease is None else duration_ms(max_lease)
         self._acks: list[QueueAcks] = []
         self._polls: list[asyncio.Task[None]] = []
         self._streams: dict[int, Exchange] = {}  # by queue
         self._starter: asyncio.Task[None] | None = None
         self._unlisten: Callable[[], None] = lambda: None
         self._ready: deque[ReceivedBatch] = deque()
+        self._returning: asyncio.TimerHandle | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._current: ReceivedBatch | None = None
@@ -139,11 +147,11 @@ class Consumer(ClusterUser):
     async def _next_batch(self) -> ReceivedBatch | None:
         while True:
             if self._ready:
-                batch = self._pop_ready()
-                if time.monotonic() < batch.expires_s:
+                if time.monotonic() < self._ready[0].expires_s:
+                    batch = self._pop_ready()
+                    self._take(batch, slice(None))
                     return batch
-                # Another consumer may have them by now.
-                self._prefetch.expired()
+                self._return_old()
             elif not await self._wait():
                 return None
 
@@ -162,9 +170,9 @@ class Consumer(ClusterUser):
             if row < self._rows and self._current is not None:
                 if time.monotonic() < self._current.expires_s:
                     self._row = row + 1
+                    self._take(self._current, slice(row, row + 1))
                     return ReceivedMessage(self._current, row)
-                self._row = self._rows
-                self._prefetch.expired()
+                self._return_old()
             elif self._ready:
                 self._current = self._pop_ready()
                 self._row, self._rows = 0, len(self._current)
@@ -185,6 +193,40 @@ class Consumer(ClusterUser):
             self._arrived.clear()
             await self._arrived.wait()
         return True
+
+    def _take(self, batch: ReceivedBatch, rows: slice) -> None:
+        """The application gets these rows."""
+        if self._max_lease_ms is None:
+            return
+        acks = self._acks[batch.queue]
+        if isinstance(acks, RenewingAcks):
+            acks.taken(batch, rows, batch.expires_s - _KEEP_SHARE * self._invisible_ms / 1000)
+
+    def _return_old(self) -> None:
+        """Gives back what has been held for too long: at the end of its invisible time it would lose an attempt."""
+        now = time.monotonic()
+        if self._row < self._rows and self._current is not None and self._current.expires_s <= now:
+            self._current.give_back(slice(self._row, self._rows))
+            self._row = self._rows
+            self._prefetch.expired()
+        while self._ready and self._ready[0].expires_s <= now:
+            batch = self._ready.popleft()
+            batch.give_back()
+            self._prefetch.taken(len(batch))
+            self._prefetch.expired()
+            self._room.set()
+        self._return_later()
+
+    def _return_later(self) -> None:
+        """Looks again when what is held now will have been held for too long."""
+        if self._returning is not None:
+            self._returning.cancel()
+            self._returning = None
+        held = [self._current] if self._current is not None and self._row < self._rows else []
+        times = [batch.expires_s for batch in (*held, *list(self._ready)[:1])]
+        if times and not self._stopped:
+            delay_s = max(0.0, min(times) - time.monotonic())
+            self._returning = asyncio.get_running_loop().call_later(delay_s, self._return_old)
 
     def _pop_ready(self) -> ReceivedBatch:
         self._measure()
@@ -208,12 +250,16 @@ class Consumer(ClusterUser):
             route = await self._route()
             while True:
                 for queue in range(len(self._polls), len(route.queues)):
-                    self._acks.append(QueueAcks(self.cluster, self.topic, queue, self.group))
+                    self._acks.append(self._make_acks(queue))
                     self._polls.append(asyncio.create_task(self._poll(queue)))
                 await asyncio.sleep(_REFRESH_S)
                 route = await self._route()
         except DelayError as error:
             self._fail(error)
+
+    def _make_acks(self, queue: int) -> QueueAcks:
+        where = (self.cluster, self.topic, queue, self.group, self._invisible_ms)
+        return QueueAcks(*where) if self._max_lease_ms is None else RenewingAcks(*where, self._max_lease_ms)
 
     async def _route(self) -> TopicRoute:
         failures, deadline_s = 0, time.monotonic() + _START_S
@@ -264,10 +310,12 @@ class Consumer(ClusterUser):
             if stream.closed:
                 self._streams.pop(queue, None)
         if view.count:
-            expires_s = time.monotonic() + 0.9 * self._invisible_ms / 1000
+            expires_s = time.monotonic() + _KEEP_SHARE * self._invisible_ms / 1000
             batch = ReceivedBatch(self.topic, queue, view, int(time.time() * 1000), self._acks[queue], expires_s)
             self._prefetch.arrived(view.count)
             self._ready.append(batch)
+            if self._returning is None:
+                self._return_later()
             self._arrived.set()
 
     def _moved(self, queues: list[int]) -> None:
@@ -353,7 +401,8 @@ class Consumer(ClusterUser):
         """Gives back the messages that the application never got: another consumer gets them now, not after their
         invisible time."""
         if self._current is not None and self._row < self._rows:
-            self._current.nack(0, slice(self._row, self._rows))
+            self._current.give_back(slice(self._row, self._rows))
         self._row = self._rows = 0
         while self._ready:
-            self._ready.popleft().nack(0)
+            self._ready.popleft().give_back()
+        self._return_later()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Iterator
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import numpy as np
 from delayapi.codec import MessageBatchView
+from delayapi.durations import duration_ms
 from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
@@ -19,21 +21,31 @@ from delayclient.records import decode_record
 class Acknowledger(Protocol):
     """Takes what is done with messages of one queue and tells the shard, soon."""
 
+    invisible_ms: int
+
     def ack(self, offset: int) -> None: ...
     def ack_many(self, offsets: NDArray[np.int64]) -> None: ...
-    def nack(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int) -> None: ...
+    def nack(
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
+    ) -> None: ...
+    def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None: ...
+    async def extend(
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], invisible_ms: int
+    ) -> NDArray[np.bool_]: ...
 
 
 class NoAcks:
     """For messages that cannot be acknowledged."""
 
+    invisible_ms = 0
+
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def ack(self, *_: object, **__: object) -> None:
+    def ack(self, *_: object, **__: object) -> Any:
         raise TypeError(self._why)
 
-    ack_many = nack = ack
+    ack_many = nack = give_back = extend = ack
 
 
 class _Done:
@@ -110,10 +122,25 @@ class ReceivedBatch:
         self._acks.ack_many(self.offset)
         return DONE
 
-    def nack(self, backoff_ms: int = -1, rows: slice = slice(None)) -> Awaitable[None]:
-        """Gives them back: visible again after `backoff_ms`; -1: the group's exponential backoff."""
-        self._acks.nack(self.offset[rows], self.attempt[rows], backoff_ms)
+    def nack(self, backoff_ms: int = -1, rows: slice = slice(None), *, dead: bool = False) -> Awaitable[None]:
+        """Ends their attempts: the next ones after `backoff_ms`; -1: the group's exponential backoff. `dead`: no more
+        attempts, they are dead letters at once."""
+        self._acks.nack(self.offset[rows], self.attempt[rows], backoff_ms, dead=dead)
         return DONE
+
+    def give_back(self, rows: slice = slice(None)) -> Awaitable[None]:
+        """They were not worked on: another consumer gets them at once, and it costs them no attempt."""
+        self._acks.give_back(self.offset[rows], self.attempt[rows])
+        return DONE
+
+    async def extend(
+        self, invisible: int | str | timedelta | None = None, rows: slice = slice(None)
+    ) -> NDArray[np.bool_]:
+        """Keeps them for `invisible` from now on, 12 h at most; None: as long as when they were received. Which rows
+        are still this consumer's: the others' time was over, or they are acknowledged. Raises DelayError.
+        """
+        invisible_ms = self._acks.invisible_ms if invisible is None else duration_ms(invisible)
+        return await self._acks.extend(self.offset[rows], self.attempt[rows], invisible_ms)
 
     def record(self, row: int) -> memoryview:
         """The encoded record of a row."""
@@ -162,9 +189,20 @@ class ReceivedMessage:
         batch._acks.ack(batch._offsets[self._row])
         return DONE
 
-    def nack(self, backoff_ms: int = -1) -> Awaitable[None]:
-        """Give it back: visible again after `backoff_ms`; -1: the group's exponential backoff."""
-        return self._batch.nack(backoff_ms, slice(self._row, self._row + 1))
+    def nack(self, backoff_ms: int = -1, *, dead: bool = False) -> Awaitable[None]:
+        """Ends this attempt: the next one after `backoff_ms`; -1: the group's exponential backoff. `dead`: no more
+        attempts, it is a dead letter at once."""
+        return self._batch.nack(backoff_ms, slice(self._row, self._row + 1), dead=dead)
+
+    def give_back(self) -> Awaitable[None]:
+        """It was not worked on: another consumer gets it at once, and it costs no attempt."""
+        return self._batch.give_back(slice(self._row, self._row + 1))
+
+    async def extend(self, invisible: int | str | timedelta | None = None) -> bool:
+        """Keeps it for `invisible` from now on, 12 h at most; None: as long as when it was received. False: its time
+        was over, and another consumer may have it. Raises DelayError.
+        """
+        return bool((await self._batch.extend(invisible, slice(self._row, self._row + 1)))[0])
 
     @property
     def topic(self) -> str:

@@ -17,7 +17,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.errors import Closed, DelayError, NotAuthenticated, Unavailable, from_rpc, from_stream
 
-STREAMED_METHODS: Final = frozenset(("Ack", "Nack", "Cancel", "Reschedule"))
+STREAMED_METHODS: Final = frozenset(("Ack", "Nack", "Extend", "Cancel", "Reschedule"))
 """Methods of which a node takes calls in such a stream."""
 MAX_REQUEST_BYTES: Final = 1 << 20
 """A larger request has a call of its own."""

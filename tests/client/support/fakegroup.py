@@ -24,6 +24,8 @@ class FakeGroup:
     records: list[bytes] = field(default_factory=list)
     acked: set[int] = field(default_factory=set)
     visible_at: dict[int, float] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
+    given_back: set[int] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
     max_messages: int = 1 << 20
     handed_out: list[tuple[int, int]] = field(default_factory=list)
@@ -37,11 +39,13 @@ class FakeGroup:
         rows = [
             offset
             for offset in range(len(self.records))
-            if offset not in self.acked and self.visible_at.get(offset, 0.0) <= now
+            if offset not in self.acked | self.dead and self.visible_at.get(offset, 0.0) <= now
         ][: min(most, self.max_messages)]
         for offset in rows:
             self.visible_at[offset] = now + invisible_ms / 1000
-            self.attempts[offset] = self.attempts.get(offset, 0) + 1
+            if offset not in self.given_back:
+                self.attempts[offset] = self.attempts.get(offset, 0) + 1
+            self.given_back.discard(offset)
             self.handed_out.append((offset, self.attempts[offset]))
         offsets = np.array(rows, "<i8")
         records = [self.records[offset] for offset in rows]
@@ -58,11 +62,26 @@ class FakeGroup:
             0,
         )
 
-    def nack(self, offset: int, attempt: int, backoff_ms: int) -> bool:
-        if offset in self.acked or self.attempts.get(offset) != attempt:
+    def nack(self, offset: int, attempt: int, backoff_ms: int, dead: bool) -> bool:
+        if not self.holds(offset, attempt):
             return False
         self.visible_at[offset] = time.monotonic() + max(0, backoff_ms) / 1000
+        if dead:
+            self.dead.add(offset)
         return True
+
+    def extend(self, offset: int, attempt: int, invisible_ms: int) -> bool:
+        if not self.holds(offset, attempt):
+            return False
+        self.visible_at[offset] = time.monotonic() + invisible_ms / 1000
+        if not invisible_ms:
+            self.given_back.add(offset)
+        return True
+
+    def holds(self, offset: int, attempt: int) -> bool:
+        """Whether this attempt is not over."""
+        is_out = offset not in self.acked | self.dead and self.visible_at.get(offset, 0.0) > time.monotonic()
+        return is_out and self.attempts.get(offset) == attempt
 
 
 class Groups:
@@ -79,7 +98,7 @@ class Groups:
 
     def serve_at(self, node: FakeNode) -> None:
         """Let the node answer for these groups, but not while it is frozen, and not for earlier calls."""
-        node.unary.update(Receive=partial(self.receive, node), Ack=self.ack, Nack=self.nack)
+        node.unary.update(Receive=partial(self.receive, node), Ack=self.ack, Nack=self.nack, Extend=self.extend)
 
     def all_acked(self) -> bool:
         return all(len(queue.acked) == len(queue.records) for queue in self.queues)
@@ -119,6 +138,21 @@ class Groups:
     def nack(self, request: Any) -> Any:
         self._maybe_refuse()
         queue = self.queues[request.queue]
-        rows = zip(np.frombuffer(request.offset, "<i8"), np.frombuffer(request.attempt, "<u4"), strict=True)
-        done = [queue.nack(int(offset), int(attempt), request.backoff_ms) for offset, attempt in rows]
-        return delay_pb2.NackResponse(retried=sum(done), ignored=len(done) - sum(done))
+        done = [queue.nack(*row, request.backoff_ms, request.dead) for row in rows_of(request)]
+        return delay_pb2.NackResponse(retried=sum(done), ignored=len(done) - sum(done), settlement=settlement(done))
+
+    def extend(self, request: Any) -> Any:
+        self._maybe_refuse()
+        queue = self.queues[request.queue]
+        done = [queue.extend(*row, request.invisible_ms) for row in rows_of(request)]
+        return delay_pb2.ExtendResponse(settlement=settlement(done))
+
+
+def rows_of(request: Any) -> list[tuple[int, int]]:
+    """The (offset, attempt) rows of a request."""
+    offsets, attempts = np.frombuffer(request.offset, "<i8"), np.frombuffer(request.attempt, "<u4")
+    return list(zip(offsets.tolist(), attempts.tolist(), strict=True))
+
+
+def settlement(done: list[bool]) -> bytes:
+    return bytes(delay_pb2.SETTLED if one else delay_pb2.ATTEMPT_OVER for one in done)
