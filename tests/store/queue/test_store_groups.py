@@ -5,20 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from delaynode.store.errors import Refused
 from delaynode.store.log.offsets import as_ranges, expand, rows_at
 from delaynode.store.queue import groups
+from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
-from delaynode.store.queue.groups import CommitDependency
+from delaynode.store.queue.dead_letters import DeadLetters
+from delaynode.store.queue.groups import CommitDependency, Group
+from delaynode.store.types import I64, U32, Bools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.store.support.consuming import World, tag_of
 from tests.store.support.producing import Item
-from tests.store.support.steps import CONSUMERS, JOBS, TIDYING, Draw, Step
+from tests.store.support.steps import CONSUMERS, GROUPS, JOBS, TIDYING, Draw, Step
 from tests.store.support.walks import Steps, times, walk
 from tests.store.support.world import SMALL
 
@@ -88,11 +92,22 @@ def test_walks_tell_that_a_window_rests_on_a_trim(monkeypatch: pytest.MonkeyPatc
         walks_with_much_under_way()
 
 
+def die_and_come_back(world: World, draw: Draw) -> None:
+    """A group's next messages are dead letters at once, and redriven."""
+    group = GROUPS[draw(0, 2)]
+    if group in world.model.groups:
+        known = world.model.groups[group]
+        rows = [(offset, world._state(known, offset).attempt) for offset in world.deliver(group, draw(1, 3))]
+        world.nack(group, rows, 0, dead=True)
+        world.resolve(group, None, redrive=True)
+
+
 def walks() -> None:
     now: Step = lambda world, draw: send_now(world, [(0, RED, BLUE)[draw(0, 2)] for _ in range(draw(1, 6))])  # noqa: E731
     steps: Steps = {
         "send": (6, now),
         "wait": (4, lambda world, draw: world.advance((1, 500, 1000, 5000)[draw(0, 3)])),
+        "die and come back": (4, die_and_come_back),
         "kill": (1, lambda world, draw: world.kill()),
     }
     for seed in range(3 * 10**6, 3 * 10**6 + times(300)):
@@ -128,6 +143,70 @@ def test_a_hand_out_rests_on_the_acks_without_which_its_window_would_end_before_
 def test_walks_tell_what_a_hand_out_rests_on(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
     monkeypatch.setattr(CommitDependency, "depends_on", PLANTED[planted])
     with pytest.raises(AssertionError, match=r"rests on|handed anything before"):
+        walks()
+
+
+def takes_any_attempt(patch: pytest.MonkeyPatch) -> None:
+    current = Group.is_current_attempt
+
+    def any_attempt(self: Group, offsets: I64, attempts: U32, queue: ConsumeQueue) -> Bools:
+        return current(self, offsets, np.ones_like(attempts), queue) | current(self, offsets, attempts, queue)
+
+    patch.setattr(Group, "is_current_attempt", any_attempt)
+
+
+def extends_and_does_not_wake(patch: pytest.MonkeyPatch) -> None:
+    extend = Group.extend
+
+    def asleep(self: Group, offsets: I64, until_ms: int) -> None:
+        before = self._next_expiry
+        extend(self, offsets, until_ms)
+        self._next_expiry = before
+
+    patch.setattr(Group, "extend", asleep)
+
+
+def hides_what_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    extend = Group.extend
+
+    def hidden(self: Group, offsets: I64, until_ms: int) -> None:
+        before = self._next_visible
+        extend(self, offsets, until_ms)
+        self._next_visible = before
+
+    patch.setattr(Group, "extend", hidden)
+
+
+def does_not_extend_what_was_redriven(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeadLetters, "extend", lambda self, positions, until_ms: None)
+
+
+def kills_beyond_the_limit(patch: pytest.MonkeyPatch) -> None:
+    end = Consumers._end_attempts
+
+    def unlimited(self: Consumers, *args: Any, dead: bool = False) -> tuple[int, int]:
+        limits = self.limits
+        self.limits = replace(limits, max_dead=10**6) if dead else limits
+        try:
+            return end(self, *args, dead=dead)
+        finally:
+            self.limits = limits
+
+    patch.setattr(Consumers, "_end_attempts", unlimited)
+
+
+OF_ATTEMPTS = (
+    takes_any_attempt, extends_and_does_not_wake, hides_what_is_given_back, does_not_extend_what_was_redriven,
+    kills_beyond_the_limit,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", OF_ATTEMPTS)
+def test_walks_tell_what_attempts_are_over(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
         walks()
 
 
