@@ -215,6 +215,9 @@ class Edge:
         other, BufferError for another type.
         """
 
+    def answer_row(self, token: int, body: bytes) -> None:
+        """One request that came as bytes is answered by an encoded EnqueueResponse."""
+
     def refuse_row(self, token: int, code: int, message: str, details: bytes = b"", error: bytes = b"") -> None:
         """One request is not stored. An Enqueue ends with the status, details: a google.rpc.Status; an EnqueueStream
         goes on after an answer with `error`, a delay.v1.Error."""

@@ -40,13 +40,16 @@ pub struct EnqueueRequest<'a> {
     pub records: &'a [u8],
     pub producer_id: u64,
     pub number: u64,
+    pub message_id: &'a [u8],
 }
 
 impl EnqueueRequest<'_> {
-    /// Whether the node would take these columns. One that it would refuse goes to Python as bytes.
+    /// Whether the node would take these columns as rows. One that it would refuse, and one with message ids, whose
+    /// topic may deduplicate, goes to Python as bytes.
     pub fn columns_fit(&self) -> bool {
         let n = self.count as usize;
-        self.count > 0
+        self.message_id.is_empty()
+            && self.count > 0
             && self.count <= MAX_MESSAGES
             && self.records.len() <= MAX_BATCH_BYTES
             && self.time.len() == 8 * n
@@ -90,6 +93,7 @@ pub fn decode(data: &[u8]) -> Result<EnqueueRequest<'_>> {
             (9, BYTES) => request.records = input.bytes()?,
             (10, FIXED64) => request.producer_id = input.fixed64()?,
             (11, VARINT) => request.number = input.varint()?,
+            (12, BYTES) => request.message_id = input.bytes()?,
             _ => input.skip(tag, 0)?,
         }
     }
@@ -202,8 +206,8 @@ mod tests {
     #[test]
     fn the_last_occurrence_wins_and_unknown_fields_are_skipped() {
         let mut data = two_messages();
-        data.extend(field(12, VARINT, &[1]));
-        data.extend(field(12, FIXED32, &[0; 4]));
+        data.extend(field(12, VARINT, &[1])); // a known number with another wire type
+        data.extend(field(13, FIXED32, &[0; 4]));
         data.extend([13 << 3 | START_GROUP, 1 << 3, 5, 13 << 3 | END_GROUP]);
         data.extend(field(1, VARINT, &[1])); // a known number with another wire type
         data.extend(field(2, VARINT, &[4]));
@@ -248,6 +252,7 @@ mod tests {
             EnqueueRequest { key_hash: &[0; 4], ..fits() },
             EnqueueRequest { tag_hash: &[0; 9], ..fits() },
             EnqueueRequest { records: b"ab", ..fits() },
+            EnqueueRequest { message_id: &[0; 32], ..fits() },
         ] {
             assert!(!bad.columns_fit(), "{bad:?}");
         }

@@ -81,6 +81,16 @@ pub fn answer(core: &Core, rows: &StoredRows) {
     }
 }
 
+/// Answer one row that Python has served as a call, with an encoded EnqueueResponse.
+pub fn answer_encoded(core: &Core, token: u64, body: &[u8]) {
+    let Some(row) = core.rows.remove(&[token]).pop().flatten() else { return };
+    let mut woken = Vec::new();
+    send(row, encode::framed(body), &mut woken);
+    for link in woken {
+        link.wake();
+    }
+}
+
 /// Refuse one row: status ends an Enqueue, error is an answer in an EnqueueStream.
 pub fn refuse(core: &Core, token: u64, status: Status, error: &[u8]) {
     let Some(row) = core.rows.remove(&[token]).pop().flatten() else { return };

@@ -354,6 +354,10 @@ impl Edge {
         Ok(())
     }
 
+    fn answer_row(&self, token: u64, body: &[u8]) {
+        self.server.answer_row(token, body);
+    }
+
     #[pyo3(signature = (token, code, message, details=NONE, error=NONE))]
     fn refuse_row(&self, token: u64, code: u32, message: String, details: &[u8], error: &[u8]) {
         self.server.refuse_row(token, status(code, message, details), error);

@@ -111,6 +111,10 @@ impl Server {
         let _ = self.stored.send(rows);
     }
 
+    pub fn answer_row(&self, token: u64, body: &[u8]) {
+        dispatch::answer_encoded(&self.core, token, body);
+    }
+
     pub fn refuse_row(&self, token: u64, status: Status, error: &[u8]) {
         dispatch::refuse(&self.core, token, status, error);
     }

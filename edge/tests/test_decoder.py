@@ -98,7 +98,7 @@ def expected(case: bytes) -> pb.EnqueueRequest | None:
     n, size, time = one.count, column4(one.size), column8(one.time)
     optional = ((one.relative, 1), (one.key_hash, 4), (one.tag_hash, 4))
     fits = (
-        0 < n <= 65_536 and len(one.time) == 8 * n and len(one.size) == 4 * n
+        not one.message_id and 0 < n <= 65_536 and len(one.time) == 8 * n and len(one.size) == 4 * n
         and all(not data or len(data) == width * n for data, width in optional)
         and max(one.relative, default=0) <= 1 and min(time) >= 0
         and min(size) > 0 and max(size) <= 4 << 20 and sum(size) == len(one.records)
@@ -146,6 +146,7 @@ def mutations(chance: random.Random, count: int) -> Iterator[bytes]:
         request(b"a", b"bc", relative=b"\0\1", key_hash=bytes(8), tag_hash=b"\1" * 8).SerializeToString(),
         request(b"a").SerializeToString() + bytes([13 << 3 | 3, 1 << 3, 5, 13 << 3 | 4]),
         request(b"a", topic="\u00e9").SerializeToString() * 2,
+        request(b"a", topic="once", message_id=bytes(16)).SerializeToString(),
     ]
     for _ in range(count):
         data = bytearray(chance.choice(seeds))

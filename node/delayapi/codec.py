@@ -34,6 +34,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.generic]
 """C-contiguous; its bytes are sent as they are, so an array must be little-endian."""
 
 _Raw: TypeAlias = bytes | memoryview
+
+
 _EMPTY: Final = memoryview(b"")
 
 
@@ -52,6 +54,7 @@ class EnqueueRequestView:
     records: memoryview
     producer_id: int
     number: int
+    message_id: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class EnqueueResponseView:
     due: memoryview
     duplicate: bool
     error: delay_pb2.Error | None
+    seq: memoryview = _EMPTY
+    repeated: memoryview = _EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ def encode_enqueue_request(
     tag_hash: Buffer = b"",
     producer_id: int = 0,
     number: int = 0,
+    message_id: Buffer = b"",
 ) -> bytes:
     """delay.v1.EnqueueRequest from its columns; `records` is one buffer or the buffers to put one after the other."""
     parts: list[_Raw] = []
@@ -114,6 +120,7 @@ def encode_enqueue_request(
     if producer_id:
         parts.append(b"\x51" + producer_id.to_bytes(8, "little"))
     _put_varint(parts, 11, number)
+    _put_bytes(parts, 12, message_id)
     return b"".join(parts)
 
 
@@ -125,8 +132,10 @@ def encode_enqueue_response(
     *,
     duplicate: bool = False,
     error: delay_pb2.Error | None = None,
+    seq: Buffer = b"",
+    repeated: Buffer = b"",
 ) -> bytes:
-    """delay.v1.EnqueueResponse; `due` is i64[count] ms, or empty."""
+    """delay.v1.EnqueueResponse. `due`: i64[count] ms, `seq`: i64[count], `repeated`: u8[count]; or empty."""
     parts: list[_Raw] = []
     if uid:
         parts.append(b"\x09" + uid.to_bytes(8, "little"))
@@ -137,6 +146,8 @@ def encode_enqueue_response(
     if error is not None:
         encoded = error.SerializeToString()
         parts.append(b"\x32" + encode_varint(len(encoded)) + encoded)
+    _put_bytes(parts, 7, seq)
+    _put_bytes(parts, 8, repeated)
     return b"".join(parts)
 
 
@@ -219,6 +230,7 @@ def decode_enqueue_request(data: bytes) -> EnqueueRequestView:
         records=column.get(9, _EMPTY),
         producer_id=number.get(10, 0),
         number=number.get(11, 0),
+        message_id=column.get(12, _EMPTY),
     )
 
 
@@ -233,6 +245,8 @@ def decode_enqueue_response(data: bytes) -> EnqueueResponseView:
         due=column.get(4, _EMPTY),
         duplicate=number.get(5, 0) != 0,
         error=_merge_error(fields.messages),
+        seq=column.get(7, _EMPTY),
+        repeated=column.get(8, _EMPTY),
     )
 
 
@@ -267,6 +281,7 @@ _ENQUEUE_REQUEST: Final[Schema] = {
     9: ("records", BYTES),
     10: ("producer_id", FIXED64),
     11: ("number", VARINT),
+    12: ("message_id", BYTES),
 }
 _ENQUEUE_RESPONSE: Final[Schema] = {
     1: ("uid", FIXED64),
@@ -275,6 +290,8 @@ _ENQUEUE_RESPONSE: Final[Schema] = {
     4: ("due", BYTES),
     5: ("duplicate", VARINT),
     6: ("error", MESSAGE),
+    7: ("seq", BYTES),
+    8: ("repeated", BYTES),
 }
 _MESSAGE_BATCH: Final[Schema] = {
     1: ("uid", FIXED64),

@@ -180,6 +180,7 @@ _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "NOT_MASTER": NotMaster,
     "DISK_FULL": Busy,
     "TOO_MANY_PRODUCERS": Busy,
+    "TOO_MANY_MESSAGE_IDS": Busy,
     "BUSY": Busy,
     "QUOTA": QuotaExceeded,
     "OFFSET_TRIMMED": OffsetTrimmed,

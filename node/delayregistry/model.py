@@ -122,6 +122,7 @@ class TopicSpec:
     max_delay_ms: int | None = None  # None: the cluster's horizon
     max_release_per_second: int | None = None  # for the whole topic; None: no limit
     quotas: TopicQuotas | None = None
+    deduplicate: bool = False  # a message whose id was stored within a day is not stored again
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

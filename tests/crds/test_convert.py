@@ -61,6 +61,7 @@ def test_every_request_arrives() -> None:
                     "name": "orders", "queues": 16, "type": "Delay", "retention": "12h", "dlqRetention": "2w",
                     "maxAttempts": 3, "maxDelay": "1d12h", "maxReleasePerSecond": 500,
                     "quotas": {"pendingMessages": 10, "pendingBytes": 1 << 40, "enqueuePerSecond": 7},
+                    "deduplicate": True,
                 }
             ],
             bootstrap={"volumes": "Refuse"},
@@ -118,7 +119,7 @@ def test_every_request_arrives() -> None:
     )  # fmt: skip
     topic = TopicSpec(
         "orders", 16, TopicType.DELAY, 12 * 3_600_000, 14 * 86_400_000, 3, 36 * 3_600_000, 500,
-        TopicQuotas(10, 1 << 40, 7),
+        TopicQuotas(10, 1 << 40, 7), deduplicate=True,
     )  # fmt: skip
     assert made.cluster == ClusterSpec(
         "shop", 5, (topic,), 3, 2, Delivery.MASTER_AND_SLAVE, Durability.ASYNC, 90, 5, 7, ("n4",), True, 60,

@@ -59,6 +59,7 @@ topics = drawn(
     max_delay_ms=st.none() | st.integers(1, 10**9),
     max_release_per_second=st.none() | st.integers(1, 10**9),
     quotas=st.none() | st.builds(TopicQuotas, quota, quota, quota),
+    deduplicate=st.booleans(),
 )
 clusters = drawn(
     ClusterSpec,

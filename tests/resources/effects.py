@@ -43,6 +43,7 @@ EFFECTS: Mapping[str, Effect] = {
     "topics.maxDelay": Effect.LIVE,
     "topics.maxReleasePerSecond": Effect.LIVE,
     "topics.quotas": Effect.LIVE,
+    "topics.deduplicate": Effect.LIVE,
     "allowedNamespaces": Effect.OPERATOR,
     "failover.leaseSeconds": Effect.RESTART,
     "failover.lagSeconds": Effect.NEXT_TERM,

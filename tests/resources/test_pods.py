@@ -318,6 +318,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "topics.maxDelay": topic(max_delay_ms=1),
     "topics.maxReleasePerSecond": topic(max_release_per_second=None),
     "topics.quotas": topic(quotas=TopicQuotas(pending_messages=1)),
+    "topics.deduplicate": topic(deduplicate=True),
     "failover.leaseSeconds": desired(lease_seconds=5),
     "failover.lagSeconds": desired(lag_seconds=5),
     "failover.replaceAfterSeconds": desired(replace_after_seconds=60),

@@ -10,7 +10,7 @@ import pytest
 from delayapi.units import DAY_MS
 from delaynode.store.errors import Damaged, Impossible, Unappliable
 from delaynode.store.log.frames import SINCE_FORMAT, FrameKind, Unsealed
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import ID, IncomingBatch
 from delaynode.store.lookup import Lookup
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import _as_units
@@ -72,6 +72,12 @@ def enqueue_two(world: World) -> object:
     batch = IncomingBatch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
     world.shard.raise_format(SINCE_FORMAT[FrameKind.APPEND_RUNS])
     return world.shard.append_runs([replace(batch, producer=7), batch], world.now)
+
+
+def enqueue_with_id(world: World) -> object:
+    batch = IncomingBatch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
+    world.shard.raise_format(SINCE_FORMAT[FrameKind.APPEND_IDS])
+    return world.shard.enqueue(replace(batch, ids=np.frombuffer(bytes(range(16)), ID)), world.now)
 
 
 def tick(world: World) -> object:
@@ -172,6 +178,7 @@ def broken(*args: object, **kwargs: object) -> None:
 EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.APPEND: (enqueue, lambda shard: shard.index, "insert"),
     FrameKind.APPEND_RUNS: (enqueue_two, lambda shard: shard.producers, "store"),
+    FrameKind.APPEND_IDS: (enqueue_with_id, lambda shard: shard.message_ids, "add"),
     FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),

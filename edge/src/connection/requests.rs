@@ -264,7 +264,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.core.inbox.put_event(event);
     }
 
-    /// An Enqueue request, into columns if they fit. Else Python has its bytes, to say what is wrong with them.
+    /// An Enqueue request, into columns if they fit. Else Python has its bytes, to serve it as a call or to say
+    /// what is wrong with it.
     pub(super) fn put_row(&self, number: u32, place: u64, message: Option<Message>) {
         let Some(call) = self.calls.get(&number) else { return };
         let in_stream = call.method.shape == Shape::RowStream;

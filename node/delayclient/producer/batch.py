@@ -29,6 +29,7 @@ class EnqueueColumns:
     key_hash: Buffer
     tag_hash: Buffer
     records: Buffer
+    message_id: Buffer = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +65,7 @@ class ShardBatch(ABC):
                 tag_hash=columns.tag_hash,
                 producer_id=producer_id,
                 number=number,
+                message_id=columns.message_id,
             )
         if self._encoded_as == (producer_id, number):
             return self._encoded
@@ -132,10 +134,24 @@ class PendingBatch(ShardBatch):
 
     def _resolve(self, answer: EnqueueResponseView, due: NDArray[np.int64]) -> None:
         topic, queue, uid, seq = self.topic, self.queue, answer.uid, answer.first_seq
+        if len(answer.seq):
+            self._resolve_each(answer, due)
+            return
         for future, due_ms in zip(self.futures, due.tolist(), strict=True):
             if not future.done():
                 future.set_result(SendResult(topic, queue, uid, due_ms, seq))
             seq += 1
+
+    def _resolve_each(self, answer: EnqueueResponseView, due: NDArray[np.int64]) -> None:
+        """Of messages that may have been stored before, by their ids."""
+        if (len(answer.seq), len(answer.repeated)) != (8 * self.count, self.count):
+            message = f"the answer has {len(answer.seq)} bytes of seqs for {self.count} messages"
+            self._reject(DelayError(message, code="INTERNAL", reason="WRONG_ANSWER"))
+            return
+        rows = zip(self.futures, due.tolist(), np.frombuffer(answer.seq, "<i8").tolist(), answer.repeated, strict=True)
+        for future, due_ms, seq, repeated in rows:
+            if not future.done():
+                future.set_result(SendResult(self.topic, self.queue, answer.uid, due_ms, seq, bool(repeated)))
 
     def _reject(self, error: DelayError) -> None:
         for future in self.futures:
@@ -160,6 +176,7 @@ class PendingBatch(ShardBatch):
             request.key_hash[4 * start : 4 * stop],
             request.tag_hash[4 * start : 4 * stop],
             request.records[first:last],
+            request.message_id[16 * start : 16 * stop],
         )
         return replace(self, columns=columns, count=stop - start, nbytes=last - first, futures=self.futures[start:stop])
 
@@ -174,13 +191,13 @@ class Collector:
         self.held = False
         """Its time to gather is over, and it waits for its lane."""
         self.nbytes = 0
-        self.messages: list[tuple[int, int, int, int, int, asyncio.Future[SendResult]]] = []
-        """Rows of time ms, relative, record bytes, key hash, tag hash, future."""
+        self.messages: list[tuple[int, int, int, int, int, bytes, asyncio.Future[SendResult]]] = []
+        """Rows of time ms, relative, record bytes, key hash, tag hash, message id or empty, future."""
         self.records: list[bytes] = []
 
     def seal(self, topic: str, queue: int, release: Callable[[ShardBatch], None]) -> PendingBatch:
         """The batch of all that was gathered."""
-        time, relative, size, key_hash, tag_hash, futures = zip(*self.messages, strict=True)
+        time, relative, size, key_hash, tag_hash, message_id, futures = zip(*self.messages, strict=True)
         columns = EnqueueColumns(
             np.array(time, "<i8"),
             bytes(relative) if any(relative) else b"",
@@ -188,5 +205,6 @@ class Collector:
             np.array(key_hash, "<u4") if any(key_hash) else b"",
             np.array(tag_hash, "<u4") if any(tag_hash) else b"",
             b"".join(self.records),
+            b"".join(message_id),
         )
         return PendingBatch(topic, queue, columns, len(futures), self.nbytes, self.deadline_s, release, futures)

@@ -277,5 +277,5 @@ class SendWindow(Generic[B]):
         self._start_over()
 
 
-_SAME_NODE: Final = frozenset({"BUSY", "DISK_FULL", "TOO_MANY_PRODUCERS", "QUOTA"})
+_SAME_NODE: Final = frozenset({"BUSY", "DISK_FULL", "TOO_MANY_PRODUCERS", "TOO_MANY_MESSAGE_IDS", "QUOTA"})
 """Reasons after which the same node is asked again: it is the master, only full."""

@@ -18,6 +18,7 @@ from typing import Final, Unpack
 
 import numpy as np
 from delayapi.durations import duration_ms, instant_ms, level_ms
+from delayapi.message_ids import hash_id
 from numpy.typing import NDArray
 
 from delayclient.errors import Closed, DelayError, SendTimeout
@@ -53,6 +54,8 @@ class Producer(ClusterUser):
         self._linger_s = linger_ms / 1000
         self._budget = SendBudget(max_buffered_bytes, self._drain_waiting)
         self._topics: dict[str, TopicSender] = {}
+        self._with_ids: dict[str, TopicSender] = {}
+        """Of messages with ids, in requests of their own: a shard that deduplicates does not look at their numbers."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -70,8 +73,13 @@ class Producer(ClusterUser):
         key: str | None = None,
         tag: str | None = None,
         properties: Mapping[str, str] | None = None,
+        message_id: str | None = None,
     ) -> asyncio.Future[SendResult]:
         """Sends one message; the future is done once it is committed. Messages of one key keep their queue.
+
+        `message_id`: your own, at most 256 bytes. Where the topic has `deduplicate`, one that was stored within a day
+        is not stored again, whoever sends it: the result is that of the first, and `repeated`. Send it with the key of
+        the first time, or none.
 
         When: `delay` (int ms, '30s', timedelta), counted by the master from the arrival; `at` (ms since 1970 UTC, ISO
         text, datetime); a RocketMQ `level` 1 .. 18; none of them: at once.
@@ -87,7 +95,9 @@ class Producer(ClusterUser):
         if now_ms != self._born_ms:
             self._born_ms = now_ms
             self._tail = record_tail(now_ms)
-        sender = self._topics.get(topic) or self._open_topic(topic)
+        hashed_id = b"" if message_id is None else hash_id(message_id)
+        topics = self._with_ids if hashed_id else self._topics
+        sender = topics.get(topic) or self._open_topic(topic, topics)
         delay_ms = when if relative else when - now_ms
         if delay_ms > sender.max_delay_ms:
             raise too_long(topic, delay_ms, sender.max_delay_ms)
@@ -99,7 +109,7 @@ class Producer(ClusterUser):
         tag_hash = zlib.crc32(tag.encode()) if tag else 0
         future: asyncio.Future[SendResult] = self._loop.create_future()  # type: ignore[union-attr]
         self._budget.unresolved += 1
-        sender.send((when, relative, size, key_hash, tag_hash, future), (head, body, self._tail))
+        sender.send((when, relative, size, key_hash, tag_hash, hashed_id, future), (head, body, self._tail))
         if self._ticker is None:
             self._arm()
         return future
@@ -167,7 +177,7 @@ class Producer(ClusterUser):
 
     async def flush(self) -> None:
         """Waits until everything sent so far, and meanwhile, is acknowledged or has failed."""
-        for sender in self._topics.values():
+        for sender in self._senders():
             sender.seal_all()
         while self._budget.unresolved:
             self._budget.progress.clear()
@@ -185,27 +195,26 @@ class Producer(ClusterUser):
             self._closed = True
             if self._ticker is not None:
                 self._ticker.cancel()
-            for sender in self._topics.values():
+            for sender in self._senders():
                 sender.fail_waiting(Closed("producer"))
-            await asyncio.gather(*(sender.close() for sender in self._topics.values()))
+            await asyncio.gather(*(sender.close() for sender in self._senders()))
             self._budget.progress.set()
             await super().close()
 
-    def _open_topic(self, topic: str) -> TopicSender:
+    def _senders(self) -> list[TopicSender]:
+        return [*self._topics.values(), *self._with_ids.values()]
+
+    def _open_topic(self, topic: str, topics: dict[str, TopicSender]) -> TopicSender:
         if self._closed:
             raise Closed("producer")
         self._loop = asyncio.get_running_loop()
-        sender = self._topics[topic] = TopicSender(
-            self.cluster, topic, self._budget, self._timeout_s, self._linger_s, self._forget
-        )
+        # Asked anew at the next send: the topic may have been made by then.
+        forget = partial(_forget, topics)
+        sender = topics[topic] = TopicSender(self.cluster, topic, self._budget, self._timeout_s, self._linger_s, forget)
         return sender
 
-    def _forget(self, sender: TopicSender) -> None:
-        # Asked anew at the next send: the topic may have been made by then.
-        self._topics.pop(sender.topic, None)
-
     async def _routed(self, topic: str) -> TopicSender:
-        sender = self._topics.get(topic) or self._open_topic(topic)
+        sender = self._topics.get(topic) or self._open_topic(topic, self._topics)
         if not sender.queue_senders:
             await asyncio.wait({sender.ready}, timeout=self._timeout_s)
         if not sender.queue_senders:
@@ -213,7 +222,7 @@ class Producer(ClusterUser):
         return sender
 
     def _drain_waiting(self) -> None:
-        for sender in self._topics.values():
+        for sender in self._senders():
             sender.drain_waiting()
 
     def _arm(self) -> None:
@@ -224,9 +233,13 @@ class Producer(ClusterUser):
         assert self._loop is not None
         self._ticker = None
         now_s = self._loop.time()
-        active = [sender.tick(now_s) for sender in list(self._topics.values())]
+        active = [sender.tick(now_s) for sender in self._senders()]
         if any(active):
             self._arm()
+
+
+def _forget(topics: dict[str, TopicSender], sender: TopicSender) -> None:
+    topics.pop(sender.topic, None)
 
 
 def _when(delay: int | str | timedelta | None, at: int | str | datetime | None, level: int | None) -> tuple[int, int]:

@@ -15,18 +15,20 @@ from delayapi.handle import Handle, encode_handles
 
 
 class SendResult(NamedTuple):
-    """A stored message: topic, queue, the shard's uid, due (ms since 1970 UTC) and seq."""
+    """A stored message: topic, queue, the shard's uid, due (ms since 1970 UTC) and seq. repeated: it was stored before,
+    by its message id."""
 
     topic: str
     queue: int
     uid: int
     due_ms: int
     seq: int
+    repeated: bool = False
 
     @property
     def handle(self) -> str:
         """The text by which the message is cancelled or rescheduled."""
-        return Handle(*self).encode()
+        return Handle(*self[:5]).encode()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,8 +28,8 @@ UNLIMITED_MS: Final = 1 << 62
 _REFRESH_S: Final = 60.0
 
 
-Message: TypeAlias = tuple[int, int, int, int, int, asyncio.Future[SendResult]]
-"""One message's row: time ms, relative 0 or 1, record bytes, key hash (0: no key), tag hash, future."""
+Message: TypeAlias = tuple[int, int, int, int, int, bytes, asyncio.Future[SendResult]]
+"""One message's row: time ms, relative 0 or 1, record bytes, key hash (0: no key), tag hash, message id, future."""
 
 Record: TypeAlias = tuple[bytes, bytes, bytes]
 """A record in three pieces, head, body and tail, so that the body is copied once."""
@@ -144,6 +144,8 @@ class TopicSender:
     def _collect(self, message: Message, record: Record) -> None:
         size, key_hash = message[2], message[3]
         index = key_hash % len(self.queue_senders) if key_hash else self._sticky
+        if message[5] and not key_hash:  # an id is known to its own shard
+            index = int.from_bytes(message[5][:4], "little") % len(self.queue_senders)
         collector = self._open[index] or self._open_collector(index)
         collector.messages.append(message)
         collector.records += record

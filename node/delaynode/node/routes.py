@@ -140,6 +140,11 @@ class Routes:
         spec = self.cluster.topic(topic) if self.cluster else None
         return TopicType.MIXED if spec is None else spec.type
 
+    def deduplicates(self, topic: str) -> bool:
+        """Whether a message whose sender has given it an id is stored once."""
+        spec = self.cluster.topic(topic) if self.cluster else None
+        return spec is not None and spec.deduplicate
+
     @property
     def slaves_deliver(self) -> bool:
         """RIP-19's phase 2: in-sync slaves answer Fetch."""

@@ -210,7 +210,7 @@ class CompiledEdge:
         call = _Call(self._edge, event, self._ended)
         self._calls[event.token] = call
         if event.method in self._row_methods:  # its columns don't fit
-            call.run(self._refuse_row(call, self._unary[self._enqueue], event.body))
+            call.run(self._serve_row(call, self._unary[self._enqueue], event.body))
         elif event.method in self._unary:
             call.run(self._serve(call, self._unary[event.method], event.body))
         else:
@@ -248,13 +248,12 @@ class CompiledEdge:
             return
         self._edge.end(call.token)
 
-    async def _refuse_row(self, call: _Call, serve: Serve, body: Body | None) -> None:
-        """Refuse a request whose columns do not fit, with what `serve` finds wrong."""
+    async def _serve_row(self, call: _Call, serve: Serve, body: Body | None) -> None:
+        """Serve a request with message ids; refuse one whose columns do not fit with what `serve` finds wrong."""
         assert self._edge is not None
         answers, row = self._flow.answers(call), _RowAnswers(self._edge, np.array([call.token], "<u8"), NO_COUNT)
         try:
-            await serve(_not_missing(body), call, answers)
-            raise Refused("INTERNAL", "columns that do not fit were taken")
+            self._edge.answer_row(call.token, await serve(_not_missing(body), call, answers))
         except BaseException as error:
             refuse(row, 0, 1, error)
             if not isinstance(error, Exception):

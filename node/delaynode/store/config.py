@@ -9,6 +9,7 @@ from delayapi.units import DAY_MS, MINUTE_MS
 from delaynode.store import formats
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consumers import GroupLimits
+from delaynode.store.queue.message_ids import LIMIT
 from delaynode.store.timer.cascade import CHUNK_UNITS
 from delaynode.store.timer.index import GEOMETRY, Geometry
 
@@ -31,6 +32,7 @@ class ShardConfig:
     window_budget: int = 4_000_000  # messages in the due window, about
     lookahead_ms: int = 2 * MINUTE_MS  # how far ahead the window is kept loaded
     max_producers: int = 10_000  # idempotent producers seen within a day
+    max_message_ids: int = LIMIT  # ids of a deduplicating topic's messages that are known at once
     flush_units: int = 1_000_000  # unflushed units that call for a checkpoint
     wheel_copy_units: int = 5_000_000  # units flushed between two copies of the wheels
     chunk_units: int = CHUNK_UNITS  # of a slot, that a cascade or the emptying of a segment has in memory, about

@@ -6,11 +6,12 @@ changes is written behind a comparison with `Shard.format` and nowhere else: doc
 
     1    release 0.1
     2    APPEND_RUNS frames: the batches of many requests in one
+    3    APPEND_IDS frames: messages with their senders' ids, and those ids in checkpoints
 """
 
 from __future__ import annotations
 
-OLDEST, NEWEST = 1, 2
+OLDEST, NEWEST = 1, 3
 
 
 def written_format(nodes_version: int) -> int:

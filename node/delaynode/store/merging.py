@@ -23,7 +23,8 @@ Answer: TypeAlias = "Appended | Exception | list[tuple[IncomingBatch, Appended |
 class Merger:
     """Stores batches, in order, at one moment. A batch joins the frame when its requests are the next of their
     producers as the frame would leave them; any other one ends the frame first: a retry of a batch in it, or a producer
-    that is not known yet, for which the table may have to forget others. One of many requests is then split.
+    that is not known yet, for which the table may have to forget others. One of many requests is then split. A batch
+    with message ids has a frame of its own, with those of its messages that are not stored yet.
 
     check: raises Refused for a batch that may not be stored now; then each request has a frame of its own.
     """
@@ -57,6 +58,8 @@ class Merger:
 
     def _joined(self, batch: IncomingBatch, last: dict[int, int]) -> dict[int, int] | None:
         """The numbers of its producers' last batches once it has joined the frame; None: it may not."""
+        if len(batch.ids):
+            return None
         if self._check is not None or SINCE_FORMAT[FrameKind.APPEND_RUNS] > self._shard.format:
             return None
         if len(batch.records) > MAX_BATCH_BYTES and len(batch.requests) == 1:

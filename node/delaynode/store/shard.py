@@ -35,6 +35,7 @@ from delaynode.store.log.frames import (
     FrameKind,
     Reschedule,
     Tick,
+    append_ids_prefix,
     append_prefix,
     column_bytes,
     parse_append,
@@ -47,7 +48,7 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, merge_columns, resolve_due
+from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, merge_columns, resolve_due, select_rows
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.lookup import (
     ALREADY_CANCELLED,
@@ -63,6 +64,7 @@ from delaynode.store.maintenance.reclaim import SpaceReclaimer
 from delaynode.store.maintenance.recovery_point import SpareFiles
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue, ReleasedRows
 from delaynode.store.queue.consumers import Consumers
+from delaynode.store.queue.message_ids import MessageIds, first_of_each
 from delaynode.store.queue.producers import FirstAnswer, Producers
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
 from delaynode.store.timer.due_window import before
@@ -93,6 +95,7 @@ class Appended:
 
     due: i64[n] ms; None for a duplicate that has not as many messages as the first had: it is another batch; and None
     from ShardHost.stored() where the batch itself has the dues.
+    seq: i64[n] of a batch with message ids, else None; repeated: bool[n], which of them were stored before.
     """
 
     first_seq: int
@@ -100,6 +103,13 @@ class Appended:
     due: I64 | None
     log_end: int
     duplicate: bool = False
+    seq: I64 | None = None
+    repeated: Bools | None = None
+
+    @property
+    def new(self) -> int:
+        """How many messages were stored, where it is no duplicate."""
+        return self.count if self.repeated is None else int(np.count_nonzero(~self.repeated))
 
 
 class Shard:
@@ -125,6 +135,7 @@ class Shard:
         self.queue = queue
         self.consumers = Consumers(queue, self._propose, self._get_committed_offset, config.group_limits)
         self.producers = Producers(config.max_producers)
+        self.message_ids = MessageIds(config.max_message_ids)
         self.space = SpaceReclaimer(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
         self.epochs = epochs  # [epoch, start offset], ascending, of the frames applied
@@ -221,7 +232,9 @@ class Shard:
         return self.config.horizon_ms if own is None else min(own, self.config.horizon_ms)
 
     def enqueue(self, batch: IncomingBatch, now_ms: int) -> Appended:
-        """Store a batch whole, or raise Refused and store nothing."""
+        """Store a batch whole, or raise Refused and store nothing. Of one with message ids: what is not stored yet."""
+        if len(batch.ids):
+            return self._enqueue_ids(batch, now_ms)
         if batch.producer:
             first = self.producers.check(batch.producer, batch.number, now_ms)
             if first is not None:  # its frame may be gone by now
@@ -230,6 +243,31 @@ class Shard:
                 return Appended(first.first_seq, first.messages, due, self.log.end, duplicate=True)
         due = self.resolve_due(batch, now_ms)
         return self._append((batch,), due, batch, now_ms)[0]
+
+    def _enqueue_ids(self, batch: IncomingBatch, now_ms: int) -> Appended:
+        """Store the messages whose ids are not known, once each."""
+        if self.format < SINCE_FORMAT[FrameKind.APPEND_IDS]:
+            raise Refused(
+                "NOT_UPGRADED",
+                f"messages are deduplicated from file format {SINCE_FORMAT[FrameKind.APPEND_IDS]} on, and format "
+                f"{self.format} is written, for a node of an earlier release or until the upgrade is final",
+            )
+        seq, due = self.message_ids.find(batch.ids, self.producers.time_ms)
+        first_row, is_first = first_of_each(batch.ids)
+        new = (seq < 0) & is_first
+        if not new.any():
+            known_seq, known_due = seq[first_row], due[first_row]
+            return Appended(int(known_seq[0]), len(seq), known_due, self.log.end, True, known_seq, ~new)
+        self.message_ids.check_room(int(np.count_nonzero(new)), self.producers.time_ms)
+        # Those that are stored are not judged again: as if they were due now, which is always taken.
+        relative = np.where(new, batch.relative, 0).astype(np.uint8) if len(batch.relative) else batch.relative
+        judged = replace(batch, time=np.where(new, batch.time, now_ms), relative=relative)
+        resolved = self.resolve_due(judged, now_ms)
+        chosen = batch if new.all() else select_rows(batch, new, resolved)
+        (stored,) = self._append((chosen,), resolved[new], chosen, now_ms)
+        seq[new], due[new] = np.arange(stored.first_seq, stored.first_seq + stored.count), resolved[new]
+        seq, due = seq[first_row], due[first_row]
+        return Appended(int(seq[0]), len(seq), due, stored.log_end, seq=seq, repeated=~new)
 
     def append_runs(self, batches: Sequence[IncomingBatch], now_ms: int) -> list[Appended]:
         """Store batches in one frame, each request of theirs the next of its producer as those before it leave it.
@@ -253,8 +291,10 @@ class Shard:
         prefix, records = append_prefix(runs), merged.records
         columns = column_bytes(due, merged.size, merged.key, merged.tag)
         kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS
+        if len(merged.ids):
+            prefix, kind, runs = append_ids_prefix(merged.ids), FrameKind.APPEND_IDS, [BatchRun(0, 0, len(due))]
         with self._propose(kind, len(due), (prefix, *columns, records), now_ms, first_seq=first_seq) as end:
-            append = Append(runs, due, merged.size, merged.key, merged.tag, records, end - len(records))
+            append = Append(runs, due, merged.size, merged.key, merged.tag, records, end - len(records), merged.ids)
             answers, at = [], 0
             for batch in batches:
                 messages = len(batch.time)
@@ -291,6 +331,8 @@ class Shard:
             self.index.insert(rows[~over] if overdue else rows)
         self.next_seq = first_seq + n
         self._store_answers(a.runs, first_seq, wall_ms)
+        if len(a.ids):
+            self.message_ids.add(a.ids, seq, a.due, self.producers.time_ms)
 
     def _store_answers(self, runs: Sequence[BatchRun], first_seq: int, wall_ms: int) -> None:
         for producer, number, messages in runs:
@@ -340,10 +382,11 @@ class Shard:
     # ------------------------------------------------------------ a topic's limits
     def reconfigure(self, desired: ShardConfig) -> None:
         """Take up what may change while the shard is used. On the owner's thread."""
-        limits = ("max_delay_ms", "max_attempts", "dlq_retention_ms", "keep")
+        limits = ("max_delay_ms", "max_attempts", "dlq_retention_ms", "keep", "max_message_ids")
         config = replace(self.config, **{name: getattr(desired, name) for name in limits})
         if config != self.config:
             self.config, self.consumers.limits, self.space.config = config, config.group_limits, config.keep
+            self.message_ids.limit = config.max_message_ids
 
     # ------------------------------------------------------------ cancel, reschedule
     def _not_in_window(self, found: Bools, seq: I64) -> Bools:

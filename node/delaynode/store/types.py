@@ -13,6 +13,7 @@ I32 = npt.NDArray[np.int32]
 U32 = npt.NDArray[np.uint32]
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.bytes_]  # S16: NumPy compares all 16 bytes; an element by itself lacks the zeros at its end
 Records = npt.NDArray[np.void]  # a structured array; the dtype's name says which
 Buffer = bytes | bytearray | memoryview
 Buffers = Sequence[Buffer]

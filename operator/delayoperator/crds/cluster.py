@@ -107,6 +107,11 @@ class TopicSettings(Model):
         "order. Absent: no limit. It protects consumers from a herd of messages with one due time.",
     )
     quotas: Quotas | None = Field(None, description="What the topic takes. Absent: no limits.")
+    deduplicate: Bool = Field(
+        False,
+        description="Whether a message that its sender has given an id is stored once: one with an id that was stored "
+        "within the last day is answered as the first was. A shard knows 10,000,000 ids at most, 32 bytes each.",
+    )
 
 
 class Topic(TopicSettings):

@@ -419,6 +419,7 @@ def topic_spec(name: str, topic: TopicSettings) -> TopicSpec:
         max_delay_ms=None if topic.max_delay is None else parse_duration_ms(topic.max_delay),
         max_release_per_second=topic.max_release_per_second,
         quotas=None if topic.quotas is None else TopicQuotas(**dict(topic.quotas)),
+        deduplicate=topic.deduplicate,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 from delayapi.units import HOUR_MS
+from delaynode.store import formats
 
 from tests.store.support import world as worlds
 from tests.store.support.consuming import World
@@ -35,7 +36,7 @@ def a_long_life(seed: int, uid: int = worlds.UID, *, chunk_units: int = SMALL.ch
     config = replace(
         SMALL, horizon_ms=30 * HOUR_MS, log_segment_bytes=rng.choice((300, 1500, 6000)),
         timer_segment_bytes=rng.choice((200, 700, 4000)), queue_segment_bytes=rng.choice((100, 300, 2000)),
-        chunk_units=chunk_units,
+        chunk_units=chunk_units, format=random.Random(f"{seed}/ids").choice((formats.OLDEST, formats.NEWEST)),
     )  # fmt: skip
     with patch.object(worlds, "UID", uid):
         world = World(seed, config)

@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from delayapi.units import DAY_MS, HOUR_MS
+
 Key = tuple[int, int]  # (due ms, seq)
 
 
@@ -36,6 +38,8 @@ class Append(NamedTuple):
     dues: tuple[int, ...]
     messages: tuple[Msg, ...]
     wall: int
+    ids: tuple[bytes, ...] = ()
+    time: int = 0  # with ids: the frame time
 
 
 class Tick(NamedTuple):
@@ -149,6 +153,12 @@ class ModelProducer:
     seen: int = 0
 
 
+class StoredId(NamedTuple):
+    seq: int
+    due: int
+    until: int  # frame time: it is known before that
+
+
 class Model:
     """State after a prefix of the log."""
 
@@ -161,8 +171,13 @@ class Model:
         self.next_seq = 0
         self.wall = 0
         self.producers: dict[int, ModelProducer] = {}
+        self.ids: dict[bytes, StoredId] = {}
         self.groups: dict[str, ModelGroup] = {}
         self.epoch = 0
+
+    def known_ids(self, time: int) -> dict[bytes, StoredId]:
+        """Those that are known at this frame time."""
+        return {one: stored for one, stored in self.ids.items() if time < stored.until}
 
     def release(self, due: int, seq: int, msg: Msg) -> None:
         self.queue.append(Queued(due, seq, msg))
@@ -188,6 +203,9 @@ class Model:
                 seqs = range(event.first_seq, event.first_seq + len(event.dues))
                 self.arrive(list(zip(event.dues, seqs, event.messages, strict=True)), event.wall)
                 self.next_seq = event.first_seq + len(event.dues)
+                until = (event.time // HOUR_MS + 1) * HOUR_MS + DAY_MS
+                stored = zip(event.ids, seqs, event.dues, strict=False)
+                self.ids |= {one: StoredId(seq, due, until) for one, seq, due in stored}
                 if event.producer:
                     if event.number == 0:
                         self.producers[event.producer] = ModelProducer()

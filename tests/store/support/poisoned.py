@@ -19,10 +19,11 @@ from delaynode.store.log.frames import (
     Reschedule,
     Tick,
     Trim,
+    append_ids_prefix,
     append_prefix,
     column_bytes,
 )
-from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch
+from delaynode.store.log.incoming_batch import NO_IDS, BatchRun, IncomingBatch
 from delaynode.store.types import Buffer
 
 from tests.store.support.consuming import World
@@ -59,6 +60,12 @@ def _append_runs(world: World) -> tuple[int, tuple[Buffer, ...]]:
     return 1, (append_prefix([BatchRun(0, 0, 1)] * 2), *columns, b"123")
 
 
+def _append_ids(world: World) -> tuple[int, tuple[Buffer, ...]]:
+    """An APPEND_IDS with an id less than it has messages."""
+    columns = column_bytes(np.array([world.now + 3 * DAY_MS]), np.array([3], np.uint32), *[np.zeros(1, np.uint32)] * 2)
+    return 1, (append_ids_prefix(NO_IDS), *columns, b"123")
+
+
 def _cancel(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """A CANCEL of the last message that says its record lies where no segment is."""
     due, seq = max(world.model.live)
@@ -91,6 +98,7 @@ def _tick(world: World) -> tuple[int, tuple[Buffer, ...]]:
 POISONS: dict[FrameKind, Poison] = {
     FrameKind.APPEND: _append,
     FrameKind.APPEND_RUNS: _append_runs,
+    FrameKind.APPEND_IDS: _append_ids,
     FrameKind.TICK: _tick,
     FrameKind.CANCEL: _cancel,
     FrameKind.RESCHEDULE: _reschedule,

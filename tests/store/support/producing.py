@@ -9,7 +9,7 @@ import numpy as np
 from delayapi.units import DAY_MS
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.incoming_batch import ID, IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE, Lookup
 from delaynode.store.shard import Appended
 from delaynode.store.timer.index import GEOMETRY
@@ -116,6 +116,48 @@ class Producing(Tidying):
             assert max(dues) <= self.now + self.shard.max_delay_ms
             assert number == last + 1 or (number == 0 and expired)
         return answer.first_seq
+
+    def enqueue_ids(self, items: list[Item], ids: list[bytes]) -> None:
+        """Send messages that their senders have given these ids."""
+        items = [i._replace(time=max(i.time, 0 if i.relative else -self.now)) for i in items]
+        bodies = [self.rng.randbytes(item.size) for item in items]
+        batch = IncomingBatch(
+            np.array([item.time if item.relative else self.now + item.time for item in items], np.int64),
+            np.array([item.relative for item in items], np.uint8),
+            np.array([item.size for item in items], np.uint32),
+            np.array([item.size % 3 for item in items], np.uint32),
+            np.array([item.tag for item in items], np.uint32),
+            b"".join(bodies),
+            ids=np.frombuffer(b"".join(ids), ID),
+        )
+        known = self.model.known_ids(self.shard.producers.time_ms)
+        new = [row for row, one in enumerate(ids) if one not in known and one not in ids[:row]]
+        dues = [self.now + items[row].time for row in new]
+        try:
+            with self.recording() as events:
+                answer = self.shard.enqueue(batch, self.now)
+                if new:
+                    messages = tuple(Msg(bodies[row], items[row].tag) for row in new)
+                    stored, time = tuple(ids[row] for row in new), self.shard.producers.time_ms
+                    first_seq = self.model.next_seq
+                    events.append(m.Append(0, 0, first_seq, tuple(dues), messages, self.now, stored, time))
+        except Refused as refused:
+            if refused.reason == "NOT_UPGRADED":
+                assert self.shard.format < SINCE_FORMAT[FrameKind.APPEND_IDS]
+            elif refused.reason == "TOO_MANY_MESSAGE_IDS":
+                assert len(known) + len(new) > self.shard.message_ids.limit
+            else:
+                self.expect_refusal(refused, dues, 0, 0, expired=False)
+            return
+        assert answer.seq is not None
+        assert answer.due is not None
+        assert answer.repeated is not None
+        assert np.flatnonzero(~answer.repeated).tolist() == new
+        assert answer.log_end == self.shard.log_end
+        assert answer.duplicate == (not new)
+        assert not new or len(known) + len(new) <= self.shard.message_ids.limit
+        for one, seq, due in zip(ids, answer.seq.tolist(), answer.due.tolist(), strict=True):
+            assert (seq, due) == self.model.ids[one][:2]
 
     def _store(self, batch: IncomingBatch) -> Appended:
         """Where the format has such frames and nobody numbers the messages: as two requests that share a frame."""

@@ -71,6 +71,16 @@ def enqueue(world: World, draw: Draw) -> None:
         world.enqueue([item(world, draw) for _ in range(count)], producer, number)
 
 
+def message_id(number: int) -> bytes:
+    """Ids that differ in their first or in their last byte alone, and one of zeros."""
+    return (bytes([number]) + bytes(15), bytes(15) + bytes([number]))[number % 2]
+
+
+def enqueue_ids(world: World, draw: Draw) -> None:
+    count = (1, 1, 2, 3, 12)[draw(0, 4)]
+    world.enqueue_ids([item(world, draw) for _ in range(count)], [message_id(draw(0, 40)) for _ in range(count)])
+
+
 def lookup(world: World, draw: Draw) -> None:
     keys = [pick_key(world, draw) for _ in range(draw(1, 4))]
     if draw(0, 3) == 0:
@@ -206,6 +216,7 @@ Step = Callable[[World, Draw], object]
 
 MESSAGES: dict[str, tuple[int, Step]] = {
     "enqueue": (10, enqueue),
+    "enqueue ids": (4, enqueue_ids),
     "advance": (5, advance),
     "step back": (1, lambda w, d: w.advance(-d(1, 2000))),
     "tick": (5, lambda w, d: w.tick()),

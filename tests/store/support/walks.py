@@ -68,7 +68,8 @@ FEW_ROWS = [(0, 0), (1, 1), (2, 3), (8, 1024), (8, 1024)]  # as in production at
 
 
 def format_of(seed: int) -> int:
-    return random.Random(f"{seed}/format").randint(formats.OLDEST, formats.NEWEST)
+    drawn = random.Random(f"{seed}/format").randint(formats.OLDEST, formats.NEWEST - 1)
+    return formats.NEWEST if drawn > formats.OLDEST and random.Random(f"{seed}/ids").random() < 0.6 else drawn
 
 
 def tidy_world(seed: int) -> World:
@@ -85,6 +86,7 @@ def tidy_world(seed: int) -> World:
         keep=replace(SMALL.keep, retention_ms=rng.choice([1, 1000, 60_000])),
         chunk_units=rng.choice([1, 3, 3, 20]),
         format=format_of(seed),
+        max_message_ids=random.Random(f"{seed}/ids").choice([8, 10**6]),
     )
     return World(seed, config, page=rng.choice([16, 64, 512]))
 
@@ -109,6 +111,7 @@ def world_of(seed: int) -> World:
         keep=replace(SMALL.keep, retention_ms=rng.choice([1000, HOUR_MS, HOUR_MS, 10 * 365 * DAY_MS])),
         chunk_units=rng.choice([1, 3, 3, 262_144]),
         format=format_of(seed),
+        max_message_ids=random.Random(f"{seed}/ids").choice([8, 10**6]),
     )
     return World(seed, config, fsync=rng.random() < 0.8, page=rng.choice([16, 64, 512]))
 

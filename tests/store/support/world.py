@@ -19,7 +19,8 @@ import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.frames import FrameKind, Unsealed
+from delaynode.store.log.frames import APPENDS, FrameKind, Unsealed
+from delaynode.store.log.incoming_batch import ID
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
@@ -179,7 +180,7 @@ class WorldBase:
         before = len(self.shard.log.pending)
         yield events
         frames = [frame for frame in self.shard.log.pending[before:] if isinstance(frame, Unsealed)]
-        kinds = [FrameKind.APPEND if f.kind is FrameKind.APPEND_RUNS else f.kind for f in frames]
+        kinds = [FrameKind.APPEND if f.kind in APPENDS else f.kind for f in frames]
         assert kinds == [KIND_OF[type(e)] for e in events]
         for frame, event in zip(frames, events, strict=True):
             released = len(self.model.queue)
@@ -391,6 +392,16 @@ class WorldBase:
         assert content[:common] == kept[:common], "the ConsumeQueue changed"
         self.queue_bytes = self.queue_bytes[: QUEUED_BYTES * start] + content
         assert sorted(shard.consumers.groups) == sorted(self.model.groups)
+        self.check_ids()
+
+    def check_ids(self) -> None:
+        """All ids that were ever stored: the shard knows just those that it must."""
+        if self.model.ids:
+            ids, time = list(self.model.ids), self.shard.producers.time_ms
+            seq, due = self.shard.message_ids.find(np.frombuffer(b"".join(ids), ID), time)
+            known = self.model.known_ids(time)
+            found = {one: row for one, *row in zip(ids, seq.tolist(), due.tolist(), strict=True) if row[0] >= 0}
+            assert found == {one: list(stored[:2]) for one, stored in known.items()}
 
     def check_bodies(self, rows: Records, messages: list[Msg]) -> None:
         assert b"".join(self.shard.read_records(rows)) == b"".join(msg.body for msg in messages)

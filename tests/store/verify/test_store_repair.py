@@ -29,6 +29,8 @@ SKIPPED = {
     "sizes says); its header counts 1",
     FrameKind.APPEND_RUNS: "what it was to do can't be read (frame at {at}: its runs have 2 messages, the frame 1); "
     "its header counts 1",
+    FrameKind.APPEND_IDS: "what it was to do can't be read (frame payload of 31 bytes is too short for its columns); "
+    "its header counts 1",
     FrameKind.TICK: "0 messages due by 2023-11-14 22:13:24.995 UTC are released later, by the next master",
     FrameKind.CANCEL: "1 message that were cancelled will be delivered, due 2023-11-17 22:13:20.000 UTC",
     FrameKind.RESCHEDULE: "its header counts 1",

@@ -145,7 +145,7 @@ class Arrivals:
 
     def _settle(self, one: Arrival, answer: Appended | Exception, held: list[Arrival], now: float) -> None:
         if isinstance(answer, Appended):
-            if not len(one.batch.relative):
+            if not len(one.batch.relative) and answer.seq is None:
                 answer.due = None  # the caller knows it; if that one goes, the request's bytes go too
             self._appender.answer_at_commit(one.answer, answer)
         elif isinstance(answer, Refused) and answer.reason == "CLOCK_BEHIND" and now < one.until:

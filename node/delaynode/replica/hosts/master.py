@@ -408,7 +408,7 @@ class ShardHost(CopyHost):
         flat = [part for one in answers for part in ([its for _, its in one] if isinstance(one, list) else (one,))]
         stored = [one for one in flat if isinstance(one, Appended) and not one.duplicate]
         if stored:
-            self.resources.metrics.enqueued[self.topic] += sum(one.count for one in stored)
+            self.resources.metrics.enqueued[self.topic] += sum(one.new for one in stored)
             self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None))
             self.maintenance.check_units()
         return answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -23,11 +23,12 @@ from delaynode.server.edge import Body, Call, Stream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.rpc import as_error
 from delaynode.store.errors import Refused
-from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, columns_of
+from delaynode.store.log.incoming_batch import ID_BYTES, NO_IDS, BatchRun, IncomingBatch, columns_of
 from delaynode.store.shard import Appended
 
 MAX_UNANSWERED = 16
 FORWARD_SECONDS = 30.0
+ID_ANSWER_BYTES = 17  # seq, due and whether it was stored before, of a message with an id
 
 Unanswered: TypeAlias = tuple[asyncio.Future[Body], Answers]
 """The answer to a stream's request, to come, and what it holds until the client has it."""
@@ -51,8 +52,7 @@ class EnqueueCalls:
     async def enqueue(self, data: Body, call: Call, answers: Answers) -> Body:
         view = _view(data)
         found = self._dispatch.find_host("Enqueue", view, call)
-        if len(view.relative):  # the answer has as many dues
-            await answers.reserve(len(view.time))
+        await answers.reserve(_answer_bytes(view))
         if isinstance(found, RemoteMaster):
             forwarder = self._dispatch.forwarder
             return await forwarder.call(found.node, "Enqueue", data, call.time_remaining(), call.identity())
@@ -62,12 +62,12 @@ class EnqueueCalls:
 
     async def _take(self, host: ShardHost, view: EnqueueRequestView, size: int, caller: Identity) -> TakenBatch:
         """Take a request of `size` bytes, to be stored with the shard's next write."""
-        run = BatchRun(view.producer_id, view.number, view.count)
-        quotas = self._dispatch.quotas
+        node, quotas = self._dispatch.node, self._dispatch.quotas
+        by_ids = len(view.message_id) > 0 and node.routes.deduplicates(host.topic)
+        run = BatchRun(0, 0, view.count) if by_ids else BatchRun(view.producer_id, view.number, view.count)
         charge = quotas.charge(host, caller, run, len(view.records))
         try:
-            batch = _batch(view)
-            node = self._dispatch.node
+            batch = _batch(view, run, by_ids)
             check_type(host.topic, node.routes.topic_type(host.topic), batch, node.clock.now_ms())
             node.disk.check(size)
             started = time.monotonic()
@@ -91,7 +91,17 @@ class EnqueueCalls:
         latency_ms = (time.monotonic() - taken.started) * 1000
         self._dispatch.node.metrics.enqueue_latency[host.topic].add_one(latency_ms)
         uid = host.shard.identity.uid
-        return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
+        if stored.seq is None or stored.repeated is None:
+            return encode_enqueue_response(uid, stored.first_seq, stored.count, due, duplicate=stored.duplicate)
+        return encode_enqueue_response(
+            uid,
+            0,
+            stored.count,
+            due,
+            duplicate=stored.duplicate,
+            seq=stored.seq,
+            repeated=stored.repeated.view(np.uint8),
+        )
 
     async def enqueue_stream(self, stream: Stream) -> AsyncGenerator[Body, None]:
         unanswered: asyncio.Queue[Unanswered | None] = asyncio.Queue(MAX_UNANSWERED)
@@ -143,8 +153,7 @@ class EnqueueCalls:
         try:
             view = _view(data)
             found = self._dispatch.find_host("EnqueueStream", view, call)
-            if len(view.relative):  # the answer has as many dues
-                await answers.reserve(len(view.time))
+            await answers.reserve(_answer_bytes(view))
             hold = await self._budget.acquire(call.peer(), len(data))  # a stream waits: that is its flow control
             try:
                 if isinstance(found, RemoteMaster):  # one after the other: the order within a producer must stay
@@ -203,11 +212,18 @@ def _refuse_wrong(wrong: NDArray[np.bool_], why: str) -> None:
         raise Refused("WRONG_TOPIC_TYPE", f"message {int(np.argmax(wrong))} {why}")
 
 
-def _batch(view: EnqueueRequestView) -> IncomingBatch:
-    return columns_of(
+def _batch(view: EnqueueRequestView, run: BatchRun, by_ids: bool) -> IncomingBatch:
+    """by_ids: the topic deduplicates, and the messages have ids; elsewhere ids mean nothing."""
+    batch = columns_of(
         view.count, view.time, view.relative, view.size, view.key_hash, view.tag_hash, view.records,
-        view.producer_id, view.number,
+        run.producer, run.number, ids=view.message_id,
     )  # fmt: skip
+    return batch if by_ids else replace(batch, ids=NO_IDS)
+
+
+def _answer_bytes(view: EnqueueRequestView) -> int:
+    """Of the columns in the answer: dues where a time is relative, and what is said of each message with an id."""
+    return ID_ANSWER_BYTES * (len(view.message_id) // ID_BYTES) or (len(view.time) if len(view.relative) else 0)
 
 
 def _ready(body: Body) -> asyncio.Future[Body]:

@@ -4,7 +4,7 @@ header, 64 bytes, little-endian
   0 magic u32 | 4 crc32 u32 (of all that follows) | 8 length u32 (header and payload) | 12 kind u16 | 14 flags u16
  16 shard uid u64 | 24 epoch u32 | 28 count u32 | 32 first seq i64 | 40 master's wall clock i64 ms
  48 own log offset i64 | 56 synced i64 (the log offset known to be on disk when this frame was written)
-payload: columns one after the other, then (APPEND, APPEND_RUNS, RELOCATE) the records
+payload: columns one after the other, then (APPEND, APPEND_RUNS, APPEND_IDS, RELOCATE) the records
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
 from delaynode.store.columns import is_few, total
 from delaynode.store.errors import Damaged
-from delaynode.store.log.incoming_batch import BatchRun
-from delaynode.store.types import I64, U32, Array, Buffer, raw
+from delaynode.store.log.incoming_batch import ID, NO_IDS, BatchRun
+from delaynode.store.types import I64, U32, Array, Buffer, Ids, raw
 
 MAGIC = 0x46594C44  # "DLYF"
 HEADER = struct.Struct("<IIIHHQIIqqqq")
@@ -45,13 +45,14 @@ class FrameKind(IntEnum):
     RELOCATE = 10
     TRIM = 11
     APPEND_RUNS = 12
+    APPEND_IDS = 13
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
 # The format that brought each kind: a master writes a kind only once all nodes read that format. A payload never
 # changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
-SINCE_FORMAT = {**dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2}
-APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS))
+SINCE_FORMAT = {**dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_IDS: 3}
+APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def parse(data: memoryview, at: int, offset: int, uid: int) -> Frame:
 # ---------------------------------------------------------------- payloads
 _APPEND = struct.Struct("<QQ")
 _RUNS = struct.Struct("<II")
+_ZERO = struct.Struct("<Q")
 _TICK = struct.Struct("<qqqq")
 _U16 = struct.Struct("<H")
 
@@ -195,7 +197,8 @@ class Append:
     """n messages. due i64[n] ms, size/key/tag u32[n]; the records, one after the other, begin at `records_at`.
 
     runs: whose they are, in order; APPEND has one, APPEND_RUNS (runs u32 | 0 u32 | producer u64[r], number u64[r],
-    messages u32[r], then as APPEND) one for each request.
+    messages u32[r], then as APPEND) one for each request. ids: S16[n] of an APPEND_IDS (0 u64 | id S16[n], then the
+    columns and records as APPEND has them), whose messages are of no producer; of others empty.
     """
 
     runs: Sequence[BatchRun]
@@ -205,6 +208,11 @@ class Append:
     tag: U32
     records: Buffer
     records_at: int
+    ids: Ids = field(default_factory=lambda: NO_IDS)
+
+
+def append_ids_prefix(ids: Ids) -> bytes:
+    return _ZERO.pack(0) + ids.tobytes()
 
 
 def append_prefix(runs: Sequence[BatchRun]) -> bytes:
@@ -226,7 +234,16 @@ def count_runs(frame: Frame) -> int:
     return int(_RUNS.unpack_from(frame.payload)[0])
 
 
+def _ids(columns: PayloadColumns, frame: Frame) -> Ids:
+    (zero,) = columns.unpack(_ZERO)
+    if zero:
+        raise Damaged(f"frame at {frame.offset}: its message ids follow {zero}, not 0")
+    return columns.read_column(ID, frame.count)
+
+
 def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[BatchRun]:
+    if frame.kind is FrameKind.APPEND_IDS:
+        return (BatchRun(0, 0, frame.count),)
     if frame.kind is FrameKind.APPEND:
         producer, number = columns.unpack(_APPEND)
         return (BatchRun(producer, number, frame.count),)
@@ -241,16 +258,17 @@ def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[BatchRun]:
 
 
 def parse_append(frame: Frame) -> Append:
-    """Of an APPEND or an APPEND_RUNS. Raises Damaged."""
+    """Of a frame of one of the kinds APPENDS. Raises Damaged."""
     columns = PayloadColumns(frame.payload)
     runs = _runs(columns, frame)
+    ids = _ids(columns, frame) if frame.kind is FrameKind.APPEND_IDS else NO_IDS
     n = frame.count
     due, size = columns.read_column("<i8", n), columns.read_column("<u4", n)
     key, tag = columns.read_column("<u4", n), columns.read_column("<u4", n)
     if not n or total(size) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
-    return Append(runs, due, size, key, tag, frame.payload[columns.at :], records_at)
+    return Append(runs, due, size, key, tag, frame.payload[columns.at :], records_at, ids)
 
 
 @dataclass(frozen=True, slots=True)

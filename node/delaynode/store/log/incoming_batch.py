@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,14 @@ from delayapi.units import DAY_MS, format_bytes
 
 from delaynode.store.columns import highest, is_few, lowest, total
 from delaynode.store.errors import Refused
-from delaynode.store.types import I64, U8, U32, Array, Buffer
+from delaynode.store.types import I64, U8, U32, Array, Bools, Buffer, Ids
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_BATCH_MESSAGES = 65_536
+ID_BYTES = 16
+ID = f"S{ID_BYTES}"
+NO_IDS: Ids = np.empty(0, ID)
 
 
 class BatchRun(NamedTuple):
@@ -33,6 +36,7 @@ class IncomingBatch:
     time: i64[n] ms, the due or, where relative u8[n] is 1, the delay; relative may be empty: all absolute
     size: u32[n] bytes; key, tag: u32[n] crc32; records: the bytes, one record after the other
     runs: of many requests, whose rows these are, in order; empty: of one, `number` of `producer`
+    ids: S16[n], for messages that are to be stored once each, of no producer; empty: they have none
     """
 
     time: I64
@@ -44,6 +48,7 @@ class IncomingBatch:
     producer: int = 0  # 0: not idempotent
     number: int = 0
     runs: Sequence[BatchRun] = ()
+    ids: Ids = field(default_factory=lambda: NO_IDS)
 
     @property
     def requests(self) -> Sequence[BatchRun]:
@@ -89,6 +94,7 @@ def columns_of(
     producer: int = 0,
     number: int = 0,
     runs: Sequence[BatchRun] = (),
+    ids: Buffer = b"",
 ) -> IncomingBatch:
     """A batch from the wire's columns. Raises Refused with what is wrong and where."""
     if not 0 < count <= MAX_BATCH_MESSAGES:
@@ -126,7 +132,21 @@ def columns_of(
         raise Refused("BAD_COLUMNS", f"column size: message {at} has an empty record")
     if total(sizes) != len(records):
         raise Refused("BAD_COLUMNS", f"column size adds up to {total(sizes)} bytes, records has {len(records)}")
-    return IncomingBatch(times, flags, sizes, keys, tags, records, producer, number, runs)
+    if len(ids) not in (0, ID_BYTES * count):
+        wanted = ID_BYTES * count
+        raise Refused("BAD_COLUMNS", f"column message_id has {len(ids)} bytes, {count} messages need {wanted}")
+    return IncomingBatch(times, flags, sizes, keys, tags, records, producer, number, runs, np.frombuffer(ids, ID))
+
+
+def select_rows(batch: IncomingBatch, rows: Bools, due: I64) -> IncomingBatch:
+    """These rows (n,) of a batch of one request without a producer, with their dues i64[n] as times."""
+    end = np.cumsum(batch.size, dtype=np.int64)
+    records, start = memoryview(batch.records), end - batch.size
+    kept = [records[low:high] for low, high in zip(start[rows].tolist(), end[rows].tolist(), strict=True)]
+    return IncomingBatch(
+        due[rows], np.empty(0, np.uint8), batch.size[rows], batch.key[rows], batch.tag[rows], b"".join(kept),
+        ids=batch.ids[rows],
+    )  # fmt: skip
 
 
 def resolve_due(time: I64, relative: U8, now_ms: int, max_delay_ms: int) -> I64:

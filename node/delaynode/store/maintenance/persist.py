@@ -313,6 +313,7 @@ def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Segment
     # Without the clock it is a checkpoint of before there was one: `seen_ms` was a frame's wall time then.
     time_ms, wall_ms = arrays.get("producer_clock", np.array([state.wall_ms, state.wall_ms])).tolist()
     shard.producers.restore(arrays.get("producers", np.zeros(0, ROW)), time_ms, wall_ms)
+    shard.message_ids.restore(arrays)
 
 
 # ---------------------------------------------------------------- wheels
@@ -372,12 +373,14 @@ class CheckpointJob:
 def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJob:
     """Capture the state that all applied frames have led to. One at a time, and none while an hour is cascaded."""
     shard.producers.expire(shard.producers.time_ms)
+    shard.message_ids.expire(shard.producers.time_ms)
     shard.epochs = _kept_epochs(shard.epochs, shard.log.file.start)
     shard.log.epochs = _kept_epochs(shard.log.epochs, shard.log.file.start)
     groups, arrays = shard.consumers.snapshot()
     if len(shard.producers):
         arrays["producers"] = shard.producers.rows().copy()
     arrays["producer_clock"] = np.array([shard.producers.time_ms, shard.producers.wall_ms], np.int64)
+    arrays |= shard.message_ids.snapshot()
     index, freeing = shard.index, shard.space
     flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
     arrays["ledger"] = freeing.ledger.segments.copy()

@@ -285,7 +285,7 @@ class LogPass:
         """before: it is part of what the checkpoint has."""
         facts, state = self.facts, self.state
         match frame.kind:
-            case FrameKind.APPEND | FrameKind.APPEND_RUNS:
+            case FrameKind.APPEND | FrameKind.APPEND_RUNS | FrameKind.APPEND_IDS:
                 self._append(frame, before=before)
             case FrameKind.TICK:
                 self._tick(frame, before=before)

@@ -302,7 +302,7 @@ def loss_of(shard: Shard, frame: Frame) -> str:
 
 def _loss_of(shard: Shard, frame: Frame) -> str:
     match frame.kind:
-        case FrameKind.APPEND | FrameKind.APPEND_RUNS:
+        case FrameKind.APPEND | FrameKind.APPEND_RUNS | FrameKind.APPEND_IDS:
             due = parse_append(frame).due
             return f"LOST: {_messages(len(due))} that may have been acknowledged{_due(due)}"
         case FrameKind.TICK:
