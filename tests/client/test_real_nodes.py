@@ -209,6 +209,35 @@ def test_sync_face_does_the_same(endpoint: str) -> None:
         assert sum(state.lag for state in admin.describe_group("sdk7", "g")) == 0
 
 
+def test_messages_with_ids_are_stored_once_whoever_sends_them_again(endpoint: str) -> None:
+    async def main() -> None:
+        async with Producer(endpoint, timeout="60s") as one, Producer(endpoint) as other, Admin(endpoint) as admin:
+            first = await one.send("once", b"first", delay="1h", message_id="order-1")  # waits for the format
+            assert not first.repeated
+            again = await other.send("once", b"again", delay="2h", message_id="order-1")
+            assert (again.repeated, again.handle, again.due_ms) == (True, first.handle, first.due_ms)
+            ids = [f"order-{number}" for number in range(2, 300)]
+            results = await asyncio.gather(*(one.send("once", i, delay="1h", message_id=i) for i in ids))
+            assert len({result.handle for result in results}) == len(ids)
+            assert {result.queue for result in results} == {0, 1, 2, 3}, "they go where their ids say"
+            twice = await asyncio.gather(*(other.send("once", i, delay="1h", message_id=i) for i in ids * 2))
+            assert [result[:5] for result in twice] == [result[:5] for result in results] * 2
+            assert all(result.repeated for result in twice)
+            keyed = await one.send("once", b"", delay="1h", key="k", message_id="order-1000")
+            assert (await other.send("once", b"", delay="1h", key="k", message_id="order-1000")).repeated
+            plain = await one.send("once", b"no id", delay="1h")
+            assert await admin.cancel([again.handle, keyed.handle, plain.handle]) == [Outcome.CANCELLED] * 3
+            pending = [message async for message in admin.list_pending("once")]
+            assert sorted(message.handle for message in pending) == sorted(result.handle for result in results)
+            with pytest.raises(ValueError, match="1 to 256 bytes, this one 0"):
+                one.send("once", b"", message_id="")
+            unknown = await one.send("sdk8", b"", delay="1h", message_id="order-1")
+            assert not (await one.send("sdk8", b"", delay="1h", message_id="order-1")).repeated
+            assert unknown.queue == (await one.send("sdk8", b"", delay="1h", message_id="order-1")).queue
+
+    asyncio.run(main())
+
+
 def test_message_that_is_worked_on_for_three_invisible_times_is_delivered_once(endpoint: str) -> None:
     with (
         sync.SyncProducer(endpoint) as producer,

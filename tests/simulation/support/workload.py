@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from delayapi.message_ids import hash_id
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.errors import Damaged, Refused
-from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
+from delaynode.store.log.incoming_batch import ID, IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
 from tests.simulation.support.machine.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
@@ -74,6 +76,8 @@ class Clients:
         self.senders = 0  # senders at work
         self.consuming = True
         self._over_ms = 0  # ms: messages due until then had to be consumed
+        self._takes_ids = world.cluster_spec.nodes_version >= SINCE_FORMAT[FrameKind.APPEND_IDS]
+        self._ids = world.random("message ids")
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
 
@@ -200,9 +204,20 @@ class Clients:
         batch = IncomingBatch(
             np.array(dues, np.int64), np.zeros(0, np.uint8), size, zeros, zeros, b"".join(bodies), producer, number
         )
+        if self._takes_ids and producer % 2:  # half of the producers; the others number their batches
+            ids = np.frombuffer(b"".join(hash_id(body.decode()) for body in bodies), ID)
+            batch = replace(batch, producer=0, number=0, ids=ids)
+        await self._send_until_answered(view, batch, bodies, f"{producer % 100}/{number}", rng)
+        if len(batch.ids) and self._ids.random() < 0.5:  # another sender has the same messages
+            await self._send_until_answered(view, batch, bodies, f"{producer % 100}/{number} again", self._ids)
+
+    async def _send_until_answered(
+        self, view: ShardView, batch: IncomingBatch, bodies: list[bytes], what: str, rng: random.Random
+    ) -> None:
+        count = len(bodies)
         while True:
             try:
-                appended = await self.call(view, f"enqueue {producer % 100}/{number}", enqueue(batch))
+                appended = await self.call(view, f"enqueue {what}", enqueue(batch))
             except Timeout:
                 continue
             except Refused as refused:
@@ -214,9 +229,12 @@ class Clients:
         self.counts["answered"] += count
         if appended.count != count:
             self.world.fail(f"invariant 4: {bodies[0].decode()}: {appended.count} messages stored, {count} sent")
-        for at, body in enumerate(bodies):
+        seqs = range(appended.first_seq, appended.first_seq + count) if appended.seq is None else appended.seq.tolist()
+        for body, seq in zip(bodies, seqs, strict=True):
             message = view.messages[body]
-            message.seq = appended.first_seq + at
+            if message.seq not in (None, seq):
+                self.world.fail(f"invariant 4: {body.decode()} has seq {message.seq}, and now {seq}: stored twice")
+            message.seq = seq
             other = view.by_seq.setdefault(message.seq, body)
             if other != body:
                 self.world.fail(f"{body.decode()} and {other.decode()} both got seq {message.seq}")

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from delaynode.replica.hosts import sync_threads
+from delaynode.store import formats
 from delayregistry.model import ClusterSpec, Durability, TopicSpec
 
 from tests.simulation.support.checks.checker import Checker
@@ -82,7 +83,7 @@ class World:
         topics = tuple(TopicSpec(name, count) for name, count in zip(TOPICS, counts, strict=False))
         self.cluster_spec = ClusterSpec(
             "sim", nodes, topics, replicas=replicas, durability=durability, lease_seconds=lease_seconds,
-            lag_seconds=lag_seconds, nodes_version=self.random("format").choice((1, 2, 2)), **cluster,
+            lag_seconds=lag_seconds, nodes_version=self._format(), **cluster,
         )  # fmt: skip
         self.truth = Truth(self.scheduler)
         self.truth.put_cluster(self.cluster_spec, None)
@@ -109,6 +110,11 @@ class World:
         return Machine(name, Disk(self.scheduler, self.random(f"disk {name}")), clocks, weather)
 
     # ------------------------------------------------------------ for everybody
+    def _format(self) -> int:
+        """In which nodes write: in one seed of four with message ids."""
+        drawn = self.random("format").choice((1, 2, 2))
+        return formats.NEWEST if drawn > 1 and self.random("ids").random() < 0.38 else drawn
+
     def random(self, what: str) -> random.Random:
         """A stream of random numbers for each use: draws from one do not move the others."""
         return Dice(f"{self.seed}/{what}")

@@ -23,6 +23,7 @@ from delaynode.replication.clock_agreement import MIN_PEERS
 from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey, Unauthenticated
 from delaynode.replication.protocol import BadMessage, HeartbeatReply
 from delaynode.replication.replica_lease import ReplicaLeases
+from delaynode.store import formats
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
 from delaynode.store.maintenance import snapshot
@@ -222,7 +223,8 @@ class Process:
             self.unhandled(event, None)
 
     def _shard_config(self, spec: ShardSpec) -> ShardConfig:
-        return self.world.sizes.shard
+        written = formats.OLDEST if self.cluster is None else formats.written_format(self.cluster.nodes_version)
+        return replace(self.world.sizes.shard, format=written)
 
     # ------------------------------------------------------------ what Node does
     def _says_it_stops(self, node: str) -> bool:
