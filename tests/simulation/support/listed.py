@@ -19,6 +19,7 @@ from tests.simulation.support.attacks import (  # noqa: F401
 from tests.simulation.support.attacks.schedules import ATTACKS
 from tests.simulation.support.mutations import (  # noqa: F401
     mutations,
+    mutations_of_clients,
     mutations_of_heartbeats,
     mutations_of_identity,
     mutations_of_maintenance,

@@ -19,7 +19,17 @@ from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
 from delaynode.store.log.incoming_batch import ID, IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, MOVED_NOW, NOT_FOUND, RESCHEDULED, TOO_LATE
 
-from tests.simulation.support.machine.frontdoor import Answer, Work, cancel, enqueue, nack, reschedule, resolve
+from tests.simulation.support.machine.frontdoor import (
+    Answer,
+    Work,
+    cancel,
+    columns,
+    enqueue,
+    extend,
+    nack,
+    reschedule,
+    resolve,
+)
 from tests.simulation.support.machine.process import Process
 
 if TYPE_CHECKING:
@@ -55,6 +65,8 @@ class ShardView:
     acked: dict[tuple[str, int], int] = field(default_factory=dict)  # group, queue offset -> epoch of the answer
     by_seq: dict[int, bytes] = field(default_factory=dict)
     last_tried: set[int] = field(default_factory=set)  # seqs delivered as often as is allowed: dead
+    handed_out: set[tuple[str, int, int, int]] = field(default_factory=set)  # group, epoch, queue offset, attempt
+    again: set[tuple[str, int]] = field(default_factory=set)  # group, queue offset: given back, or redriven
     joined: bool = False  # the first group's GROUP frame is committed
     last_master: str = ""
 
@@ -78,6 +90,7 @@ class Clients:
         self._over_ms = 0  # ms: messages due until then had to be consumed
         self._takes_ids = world.cluster_spec.nodes_version >= SINCE_FORMAT[FrameKind.APPEND_IDS]
         self._ids = world.random("message ids")
+        self._leases = world.random("leases")
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
 
@@ -208,8 +221,15 @@ class Clients:
             ids = np.frombuffer(b"".join(hash_id(body.decode()) for body in bodies), ID)
             batch = replace(batch, producer=0, number=0, ids=ids)
         await self._send_until_answered(view, batch, bodies, f"{producer % 100}/{number}", rng)
-        if len(batch.ids) and self._ids.random() < 0.5:  # another sender has the same messages
-            await self._send_until_answered(view, batch, bodies, f"{producer % 100}/{number} again", self._ids)
+        if len(batch.ids) and self._ids.random() < 0.5:
+            self.spawn(self._send_again(view, batch, bodies, f"{producer % 100}/{number} again"))
+
+    async def _send_again(self, view: ShardView, batch: IncomingBatch, bodies: list[bytes], what: str) -> None:
+        """Another sender has the same messages."""
+        self.senders += 1
+        await asyncio.sleep(self._ids.choice((0.0, 0.5, 1.5, 3.0)))
+        await self._send_until_answered(view, batch, bodies, what, self._ids)
+        self.senders -= 1
 
     async def _send_until_answered(
         self, view: ShardView, batch: IncomingBatch, bodies: list[bytes], what: str, rng: random.Random
@@ -265,14 +285,28 @@ class Clients:
                 continue
             if not found:
                 continue
+            found = await self._extended(view, group, found)
             kind, failing = rng.random(), self.world.sizes.failing
             if kind < 0.4 * failing:
                 continue  # the consumer died before it acknowledged
             chosen = [one for one in found if rng.random() < 0.9] if kind < 1.5 * failing else found
             if kind < failing:
-                await self._quietly(view, "nack", nack(group, found))
+                await self._quietly(view, "nack", nack(group, found, dead=self._leases.random() < 0.1))
             elif chosen:
                 await self._quietly(view, "ack", self._ack(view, group, chosen))
+
+    async def _extended(self, view: ShardView, group: str, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """A consumer takes longer for some, or gives some back; those that it still has."""
+        if self._leases.random() < 0.7:
+            return found
+        some = [one for one in found if self._leases.random() < 0.5]
+        back = self._leases.random() < 0.3
+        invisible_ms = 0 if back else self._leases.choice((50, 400, 2_000))
+        if back:
+            view.again.update((group, offset) for offset, _ in some)
+        await self._quietly(view, "extend", extend(group, some, invisible_ms))
+        await asyncio.sleep(self._leases.choice((0.0, 0.1, 0.7)))
+        return [one for one in found if one not in some] if back else found
 
     async def _quietly(self, view: ShardView, what: str, work: Work) -> None:
         try:
@@ -298,6 +332,7 @@ class Clients:
                 where = group, host.shard.epoch, offset
                 self._delivered(view, where, body, int(row["due"]), int(row["seq"]))
                 found.append((offset, int(delivery.attempt[at_row]) if len(delivery.attempt) else 1))
+                self._handed_out(view, (*where, found[-1][1]))
             return found
 
         return work
@@ -331,16 +366,28 @@ class Clients:
             world.fail(f"{what} comes back in epoch {epoch}, acknowledged in epoch {done}")
         message.deliveries += group == GROUP
 
+    def _handed_out(self, view: ShardView, one: tuple[str, int, int, int]) -> None:
+        """An attempt is one consumer's, for as long as its master leads and it is not given back."""
+        group, epoch, offset, attempt = one
+        if one in view.handed_out and (group, offset) not in view.again:
+            self.world.fail(f"{view.name}: attempt {attempt} at {offset} is handed out twice to {group} in {epoch}")
+        view.handed_out.add(one)
+
     def _ack(self, view: ShardView, group: str, found: list[tuple[int, int]]) -> Work:
         async def work(host: ShardHost, at: Process) -> None:
-            start = np.array(sorted(offset for offset, _ in found), np.int64)
+            offset, attempt = columns(sorted(found))
             host.check_serving()
             consumers = host.shard.consumers
-            died = set(consumers.dead_letters(group, -1, 1000).offset.tolist())  # acked too late: may be redriven
-            consumers.acknowledge(group, start, start + 1, at.clock.now_ms())
+            done = set(offset.tolist())
+            if self._leases.random() < 0.5:
+                _, settled = consumers.acknowledge_attempts(group, offset, attempt, at.clock.now_ms())
+                done = set(offset[settled].tolist())
+            else:
+                done -= set(consumers.dead_letters(group, -1, 1000).offset.tolist())  # acked too late: may be redriven
+                consumers.acknowledge(group, offset, offset + 1, at.clock.now_ms())
             host.on_proposed()
             await host.wait_committed(host.shard.log_end)
-            for offset in set(start.tolist()) - died:
+            for offset in done:
                 view.acked.setdefault((group, offset), host.shard.epoch)
 
         return work
@@ -350,7 +397,8 @@ class Clients:
         while self.sending:
             await asyncio.sleep(rng.choice((0.3, 1.0, 2.0)))
             group = GROUP if rng.random() < 0.7 else f"{GROUP}1"
-            await self._quietly(view, "resolve", resolve(group, redrive=rng.random() < 0.7, share=rng.random()))
+            work = resolve(group, redrive=rng.random() < 0.7, share=rng.random(), told=view.again.add)
+            await self._quietly(view, "resolve", work)
 
     # ------------------------------------------------------------ cancels, reschedules, reads
     async def _meddler(self, view: ShardView, rng: random.Random) -> None:

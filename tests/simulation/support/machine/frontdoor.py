@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.incoming_batch import IncomingBatch
+from delaynode.store.types import I64, U32
 
 from tests.simulation.support.machine.process import Process
 
@@ -32,12 +33,22 @@ def enqueue(batch: IncomingBatch) -> Work:
     return work
 
 
-def nack(group: str, found: list[tuple[int, int]]) -> Work:
+def columns(found: list[tuple[int, int]]) -> tuple[I64, U32]:
+    """The columns of (queue offset, attempt) rows."""
+    return np.array([offset for offset, _ in found], np.int64), np.array([attempt for _, attempt in found], np.uint32)
+
+
+def extend(group: str, found: list[tuple[int, int]], invisible_ms: int) -> Work:
     async def work(host: ShardHost, at: Process) -> None:
-        offset = np.array([offset for offset, _ in found], np.int64)
-        attempt = np.array([attempt for _, attempt in found], np.uint32)
+        await host.extend(group, *columns(found), invisible_ms)
+
+    return work
+
+
+def nack(group: str, found: list[tuple[int, int]], *, dead: bool = False) -> Work:
+    async def work(host: ShardHost, at: Process) -> None:
         host.check_serving()
-        host.shard.consumers.nack(group, offset, attempt, 50, at.clock.now_ms())
+        host.shard.consumers.nack(group, *columns(found), 50, at.clock.now_ms(), dead=dead)
         host.on_proposed()
         await host.wait_committed(host.shard.log_end)
         host.on_visible()
@@ -45,13 +56,17 @@ def nack(group: str, found: list[tuple[int, int]]) -> Work:
     return work
 
 
-def resolve(group: str, *, redrive: bool, share: float) -> Work:
-    """Redrive, or drop, this share of the group's dead letters."""
+def resolve(
+    group: str, *, redrive: bool, share: float, told: Callable[[tuple[str, int]], None] = lambda _: None
+) -> Work:
+    """Redrive, or drop, this share of the group's dead letters; told: of each, (group, queue offset)."""
 
     async def work(host: ShardHost, at: Process) -> None:
         host.check_serving()
         letters = host.shard.consumers.dead_letters(group, -1, 1000).offset
         chosen = letters[: max(1, int(share * len(letters)))]
+        for offset in chosen.tolist():
+            told((group, offset))
         host.shard.consumers.resolve(group, chosen, redrive=redrive, now_ms=at.clock.now_ms())
         host.on_proposed()
         await host.wait_committed(host.shard.log_end)
