@@ -6,6 +6,7 @@ import random
 from typing import Any, Protocol
 
 import numpy as np
+from delayapi.message_ids import hash_id
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.units import DAY_MS
 
@@ -102,8 +103,10 @@ class Maker:
             size=np.array(list(map(len, bodies)), "<u4").tobytes(), records=b"".join(bodies),
             key_hash=np.array([crc(choose.choice("abc")) for _ in range(rows)], "<u4").tobytes(),
         )  # fmt: skip
+        if choose.random() < 0.3:
+            asked.message_id = b"".join(hash_id(str(choose.randrange(1_000))) for _ in range(rows))
         for _ in range(choose.choice((0, 0, 1, 2))):
-            match choose.randrange(8):
+            match choose.randrange(9):
                 case 0:
                     asked.count = self.u32()
                 case 1:
@@ -120,6 +123,8 @@ class Maker:
                     asked.producer_id, asked.number = choose.randrange(3), choose.choice((0, 0, 1, 2, 2**64 - 1))
                 case 7:
                     asked.key_hash = self.column(self.u32, "<u4", rows)
+                case 8:
+                    asked.message_id = choose.randbytes(choose.choice((0, 1, 15, 16, 16 * rows, 16 * rows + 16)))
         return asked
 
     def attempts(self) -> dict[str, bytes]:

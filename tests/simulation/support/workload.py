@@ -91,6 +91,7 @@ class Clients:
         self._takes_ids = world.cluster_spec.nodes_version >= SINCE_FORMAT[FrameKind.APPEND_IDS]
         self._ids = world.random("message ids")
         self._leases = world.random("leases")
+        self._extends = self._leases.random() < 0.5  # consumers name attempts, and take longer for some
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
 
@@ -291,13 +292,15 @@ class Clients:
                 continue  # the consumer died before it acknowledged
             chosen = [one for one in found if rng.random() < 0.9] if kind < 1.5 * failing else found
             if kind < failing:
-                await self._quietly(view, "nack", nack(group, found, dead=self._leases.random() < 0.1))
+                await self._quietly(
+                    view, "nack", nack(group, found, dead=self._extends and self._leases.random() < 0.1)
+                )
             elif chosen:
                 await self._quietly(view, "ack", self._ack(view, group, chosen))
 
     async def _extended(self, view: ShardView, group: str, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """A consumer takes longer for some, or gives some back; those that it still has."""
-        if self._leases.random() < 0.7:
+        if not self._extends or self._leases.random() < 0.7:
             return found
         some = [one for one in found if self._leases.random() < 0.5]
         back = self._leases.random() < 0.3
@@ -379,7 +382,7 @@ class Clients:
             host.check_serving()
             consumers = host.shard.consumers
             done = set(offset.tolist())
-            if self._leases.random() < 0.5:
+            if self._extends and self._leases.random() < 0.5:
                 _, settled = consumers.acknowledge_attempts(group, offset, attempt, at.clock.now_ms())
                 done = set(offset[settled].tolist())
             else:

@@ -21,8 +21,10 @@ from delaynode.store.maintenance.marker import is_permanent
 from delaynode.store.maintenance.snapshot import IncomingCopy
 from delaynode.store.shard import Shard
 
+from tests.store.support.consuming import World
 from tests.store.support.lives import files_in, lived
 from tests.store.support.memory_files import MemoryFiles
+from tests.store.support.producing import Item
 from tests.store.support.world import ROOT, SMALL
 
 
@@ -155,6 +157,21 @@ def checkpointed(disk: MemoryFiles, shard: Shard) -> None:
 def opened(disk: MemoryFiles, format_: int) -> Shard:
     shard, _ = persist.recover(disk, ROOT, replace(SMALL, format=format_))
     return shard
+
+
+def test_message_ids_are_stored_once_all_nodes_read_their_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1, replace(SMALL, format=2))
+    end = world.shard.log_end
+    world.enqueue_ids([Item(1000)], [bytes(16)])  # refused, as the world checks
+    assert (world.shard.log_end, world.shard.format) == (end, 2)
+    world.shard.raise_format(3)
+    world.enqueue_ids([Item(1000)], [bytes(16)])
+    world.stop()
+    assert format_of(world.disk) == 3
+    assert len(world.shard.message_ids) == 1
+    monkeypatch.setattr(formats, "NEWEST", 2)
+    with pytest.raises(NewerFormat, match=r"format 3.* reads up to 2"):
+        persist.recover(world.disk, ROOT, world.config)
 
 
 def test_a_newer_release_writes_the_format_that_all_nodes_read(disk: MemoryFiles) -> None:

@@ -15,13 +15,13 @@ from tests.simulation.support.mutations.planting import Put, mutation
 STORED_TWICE = "invariant 4: .* stored (as seq .*|twice)|both got seq"
 
 
-@mutation(None, "attempt .* is handed out twice", (0, 2))
+@mutation(None, "attempt .* is handed out twice", (0, 1))
 def hands_out_what_is_extended(put: Put) -> None:
     extend = Group.extend
     put(Group, "extend", lambda self, offsets, until_ms: extend(self, offsets, 0))
 
 
-@mutation(None, STORED_TWICE, (4, 15))
+@mutation(None, STORED_TWICE, (4, 10))
 def learns_no_ids_from_the_log(put: Put) -> None:  # ids x failovers
     apply = Shard.apply
 
@@ -32,12 +32,12 @@ def learns_no_ids_from_the_log(put: Put) -> None:  # ids x failovers
     put(Shard, "apply", deaf)
 
 
-@mutation(None, STORED_TWICE, (4, 20))
+@mutation(None, STORED_TWICE, (4, 10))
 def leaves_ids_out_of_checkpoints(put: Put) -> None:  # ids x checkpoints
     put(MessageIds, "snapshot", lambda self: {})
 
 
-@mutation(None, STORED_TWICE, (6, 9))
+@mutation(None, STORED_TWICE, (7, 10))
 def forgets_ids_before_their_time(put: Put) -> None:
     find = MessageIds.find
 
