@@ -4,7 +4,7 @@
 
 What it changes is harmless and real, so that a node of either release would misread what it should not be given:
 
-    format 3    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
+    format 4    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
     wire 2      every message between nodes ends with one more byte
 
 The product knows nothing of it: a copy of the sources is edited, and a place that is not there any more is an error.

@@ -31,6 +31,7 @@ from tests.simulation.support.machine.frontdoor import (
     resolve,
 )
 from tests.simulation.support.machine.process import Process
+from tests.simulation.support.sizes import SIZES
 
 if TYPE_CHECKING:
     from tests.simulation.support.world import World
@@ -91,7 +92,8 @@ class Clients:
         self._takes_ids = world.cluster_spec.nodes_version >= SINCE_FORMAT[FrameKind.APPEND_IDS]
         self._ids = world.random("message ids")
         self._leases = world.random("leases")
-        self._extends = self._leases.random() < 0.5  # consumers name attempts, and take longer for some
+        # Consumers name attempts, and take longer for some; not in schedules, which count on their timing.
+        self._extends = self._leases.random() < 0.5 and world.sizes is not SIZES
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
         self.reasons: dict[str, int] = {}
 

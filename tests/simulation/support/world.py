@@ -111,9 +111,13 @@ class World:
 
     # ------------------------------------------------------------ for everybody
     def _format(self) -> int:
-        """In which nodes write: in one seed of four with message ids."""
+        """In which nodes write: in one drawn seed of four with message ids."""
         drawn = self.random("format").choice((1, 2, 2))
-        return formats.NEWEST if drawn > 1 and self.random("with ids").random() < 0.38 else drawn
+        return (
+            formats.NEWEST
+            if drawn > 1 and self.sizes is not SIZES and self.random("with ids").random() < 0.38
+            else drawn
+        )
 
     def random(self, what: str) -> random.Random:
         """A stream of random numbers for each use: draws from one do not move the others."""
