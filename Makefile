@@ -17,7 +17,7 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 
 # Tests of real processes against a real clock: they have the machine to themselves, one after the other.
 REAL_NODES := $(addprefix tests/,faults serve)
-REAL_USERS := $(addprefix tests/,client demo kube local operator redteam)
+REAL_USERS := $(addprefix tests/,client demo doors kube local operator redteam)
 REAL_SPARK := tests/rebalance
 REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_SPARK)
 RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
@@ -49,13 +49,14 @@ lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts/proto.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py scripts/release.py scripts/sbom.py
+	@$(BIN)/mypy scripts/proto.py scripts/openapi.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py scripts/release.py scripts/sbom.py
 	@cd edge && ../$(BIN)/mypy
 	@$(call cargo_tool,fmt,--check)
 	@$(call cargo_tool,clippy,--quiet --locked --all-targets -- -D warnings)
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/names.py
 	@$(BIN)/python scripts/proto.py --check
+	@$(BIN)/python scripts/openapi.py --check
 	@$(BIN)/python scripts/crds.py --check
 	@$(BIN)/python scripts/chart.py --check
 	@$(BIN)/python scripts/lock.py --check
@@ -67,6 +68,7 @@ format: setup ## rewrite what ruff can, and cargo fmt
 
 proto: setup ## generate the _pb2 modules from the .proto files
 	@$(BIN)/python scripts/proto.py
+	@$(BIN)/python scripts/openapi.py
 
 crds: setup ## generate crds/*.yaml from the models, and the chart's copies
 	@$(BIN)/python scripts/crds.py

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from delayapi.credentials import Tls as Tls
+    from delayapi.handle import BadHandle as BadHandle
+    from delayapi.handle import Handle as Handle
 
     from delayclient.admin.admin import Admin as Admin
     from delayclient.consumer.consumer import Consumer as Consumer
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from delayclient.consumer.received import ReceivedBatch as ReceivedBatch
     from delayclient.consumer.received import ReceivedMessage as ReceivedMessage
     from delayclient.errors import DelayError as DelayError
-    from delayapi.handle import BadHandle as BadHandle
-    from delayapi.handle import Handle as Handle
     from delayclient.producer.producer import Producer as Producer
     from delayclient.producer.results import BatchResult as BatchResult
     from delayclient.producer.results import SendResult as SendResult

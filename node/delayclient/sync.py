@@ -11,6 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
+from delayapi.handle import Handle
+
 from delayclient.admin import admin as _admin
 from delayclient.admin.views import (
     AccessView,
@@ -25,7 +27,6 @@ from delayclient.admin.views import (
 from delayclient.consumer import consumer as _consumer
 from delayclient.consumer import reader as _reader
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
-from delayapi.handle import Handle
 from delayclient.producer import producer as _producer
 from delayclient.producer.results import BatchResult, SendResult
 from delayclient.records import Bodies

@@ -254,8 +254,8 @@ def connect_target(settings: CommandSettings) -> Iterator[ConnectTarget]:
 
 def run(settings: CommandSettings, main: Callable[[Cluster], Awaitable[int | None]]) -> NoReturn:
     """Runs a command with a connection and ends the process with its exit code."""
-    from delayclient.errors import DelayError, Unavailable
     from delayapi.handle import BadHandle
+    from delayclient.errors import DelayError, Unavailable
     from delayclient.routing.routing import Cluster
 
     async def connected(way: ConnectTarget) -> int:

@@ -17,6 +17,7 @@ from delaynode.listener_options import (
     ListenerConfig,
     Security,
     add_options,
+    http_listeners_of,
     listeners_of,
     metrics_listener_of,
     primary,
@@ -59,6 +60,12 @@ class NodeConfig:
     security: Security
     log_level: LogLevel  # while the cluster's spec names none
     metrics_listener: ListenerConfig | None = None  # None: metrics are at `http`
+    http_listeners: tuple[ListenerConfig, ...] = ()  # for MessageService over HTTP, beside `http`
+
+    @property
+    def serves_everybody(self) -> bool:
+        """Whether a listener asks nobody who they are, in plain text: MessageService over HTTP is at `http` then."""
+        return any(one.authentication == "none" and not one.tls for one in self.listeners)
 
 
 def parse(argv: list[str] | None = None) -> NodeConfig:
@@ -86,7 +93,8 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         "--http",
         type=_address,
         default="127.0.0.1:7170",
-        help="HOST:PORT for /healthz, /readyz and, without --metrics-listener, /metrics; [::] as above",
+        help="HOST:PORT for /healthz, /readyz, without --metrics-listener /metrics, and where a --listener is for "
+        "everybody MessageService over HTTP; [::] as above",
     )
     parser.add_argument(
         "--advertise-http", type=_address, default="", help="HOST:PORT that others reach --http at (default: the same)"
@@ -161,6 +169,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
     try:
         listeners = listeners_of(args, args.listen, args.advertise or args.listen)
         metrics = metrics_listener_of(args, args.http, args.advertise_http or args.http)
+        http_listeners = http_listeners_of(args, args.http, args.advertise_http or args.http)
     except ValueError as error:
         parser.error(str(error))
     first = primary(listeners)
@@ -191,6 +200,7 @@ def parse(argv: list[str] | None = None) -> NodeConfig:
         ),
         log_level=args.log_level,
         metrics_listener=metrics,
+        http_listeners=http_listeners,
     )
 
 

@@ -12,6 +12,7 @@ from delayapi import address
 
 LISTENERS_VARIABLE = "DELAYNODE_LISTENERS"  # those of the option, with ; between them
 METRICS_VARIABLE = "DELAYNODE_METRICS_LISTENER"
+HTTP_VARIABLE = "DELAYNODE_HTTP_LISTENERS"  # as LISTENERS_VARIABLE
 VARIABLES = {  # of the other options
     "certificates": "DELAYNODE_CERTIFICATES",
     "client_ca": "DELAYNODE_CLIENT_CA",
@@ -23,6 +24,7 @@ DIALS_TLS = ("preferred", "required")
 TRANSPORTS = ("plain", "tls")
 AUTHENTICATIONS = ("none", "token", "mtls")
 PLAIN, INTERNAL, METRICS = "plain", "internal", "metrics"
+HTTP_PREFIX = "http-"  # of the names of HTTP listeners, as the security document and metrics have them
 INTERNAL_PORT = 7073
 MAX_LISTENERS = 8
 _SHAPE = f"PORT,{'|'.join(TRANSPORTS)},{'|'.join(AUTHENTICATIONS)}"
@@ -67,6 +69,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a port for /metrics on the host of --http, in place of --http's, and how who reads them proves who that "
         f"is; it needs the right Describe on all topics (default: ${METRICS_VARIABLE}, else --http for everybody)",
     )
+    parser.add_argument(
+        "--http-listener",
+        action="append",
+        metavar="NAME=PORT,plain|tls,none|token|mtls",
+        help="a port for MessageService over HTTP on the host of --http, and how clients prove who they are; "
+        f"repeatable (default: ${HTTP_VARIABLE}, with ; between them)",
+    )
     for name, what in (
         ("certificates", "directory with tls.crt and tls.key, and ca.crt, of the listeners with tls"),
         ("client-ca", "file, or directory with ca.crt: who may have issued the certificates of clients (mtls)"),
@@ -105,7 +114,7 @@ def listeners_of(args: argparse.Namespace, listen: str, advertise: str) -> tuple
     if not asked:
         found = [ListenerConfig(PLAIN, listen, advertise, False, "none")]
     else:
-        found = [_named_listener(text, listen, advertise) for text in asked]
+        found = [_named_listener(text, listen, advertise, "--listener") for text in asked]
     if args.peers != "off":
         if not args.peer_certificates:
             raise ValueError(f"--peers: {args.peers} needs --peer-certificates")
@@ -126,21 +135,34 @@ def metrics_listener_of(args: argparse.Namespace, http: str, advertise_http: str
     return found
 
 
+def http_listeners_of(args: argparse.Namespace, http: str, advertise_http: str) -> tuple[ListenerConfig, ...]:
+    """Their names begin with `http-`. Raises ValueError, which begins with the option."""
+    option = "--http-listener"
+    asked = args.http_listener or list(filter(None, os.environ.get(HTTP_VARIABLE, "").split(";")))
+    found = tuple(_named_listener(text, http, advertise_http, option, HTTP_PREFIX) for text in asked)
+    _check_apart(found, option)
+    for one in found:
+        _check_files(one, args, option)
+        if one.listen == http:
+            raise ValueError(f"{option}: {one.name} has the port of --http, {http}")
+    return found
+
+
 def primary(listeners: Sequence[ListenerConfig]) -> ListenerConfig:
     """That for everybody, if there is one, else the first: a node without `--listener` has no other."""
     return next((one for one in listeners if one.authentication == "none" and not one.tls), listeners[0])
 
 
-def _named_listener(text: str, listen: str, advertise: str) -> ListenerConfig:
+def _named_listener(text: str, listen: str, advertise: str, option: str, prefix: str = "") -> ListenerConfig:
     name, _, rest = text.strip().partition("=")
     if not _fits(rest):
-        raise ValueError(f"--listener: {text!r} is not NAME={_SHAPE}, such as tokens=7071,tls,token")
-    if not _NAME.fullmatch(name) or name in (INTERNAL, METRICS):
+        raise ValueError(f"{option}: {text!r} is not NAME={_SHAPE}, such as tokens=7071,tls,token")
+    if not _NAME.fullmatch(name) or name in (INTERNAL, METRICS) or name.startswith(HTTP_PREFIX):
         raise ValueError(
-            f"--listener: {name!r} is no name for one: 1 to 15 of a-z, 0-9 and '-', first a letter; not {INTERNAL} or "
-            f"{METRICS}"
+            f"{option}: {name!r} is no name for one: 1 to 15 of a-z, 0-9 and '-', first a letter; not {INTERNAL} or "
+            f"{METRICS}, nor with {HTTP_PREFIX} before it"
         )
-    return _listener(name, rest, listen, advertise, "--listener")
+    return _listener(prefix + name, rest, listen, advertise, option)
 
 
 def _fits(text: str) -> bool:
@@ -175,13 +197,17 @@ def _check_files(one: ListenerConfig, args: argparse.Namespace, option: str) -> 
         raise ValueError(f"{option}: {one.name} has mtls, which needs --client-ca")
 
 
-def _check(listeners: Sequence[ListenerConfig], args: argparse.Namespace) -> None:
+def _check_apart(listeners: Sequence[ListenerConfig], option: str) -> None:
     names, ports = ([one.name for one in listeners], [one.listen for one in listeners])
-    if len(names) > MAX_LISTENERS:
-        raise ValueError(f"--listener: there are {len(names)}, with the internal one; allowed: {MAX_LISTENERS}")
     for what, all_of in (("name", names), ("port", ports)):
         if len(set(all_of)) != len(all_of):
-            raise ValueError(f"--listener: two have one {what}: {', '.join(sorted(all_of))}")
+            raise ValueError(f"{option}: two have one {what}: {', '.join(sorted(all_of))}")
+
+
+def _check(listeners: Sequence[ListenerConfig], args: argparse.Namespace) -> None:
+    if len(listeners) > MAX_LISTENERS:
+        raise ValueError(f"--listener: there are {len(listeners)}, with the internal one; allowed: {MAX_LISTENERS}")
+    _check_apart(listeners, "--listener")
     for one in listeners:
         _check_files(one, args, "--listener")
     if args.peers not in DIALS_TLS and not any(one.authentication == "none" and not one.tls for one in listeners):

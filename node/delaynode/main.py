@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,14 @@ from delaynode.memory import tune_allocator
 from delaynode.node.node import Node, ReleaseTooOld, open_registry
 from delaynode.server.callers import Callers
 from delaynode.server.compiled_edge import CompiledEdge
+from delaynode.server.doors.doors import Doors
+from delaynode.server.doors.http_json import HttpDoor
+from delaynode.server.doors.http_port import HttpPort
 from delaynode.server.edge import Methods
 from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.http import serve_http
-from delaynode.server.listeners import listeners_of
+from delaynode.server.listeners import Listener, http_listeners, listeners_of
 from delaynode.server.metrics_port import serve_metrics
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
 from delaynode.server.replica_status import ReplicationService
@@ -124,7 +127,9 @@ async def serve(config: NodeConfig) -> None:
     api = KubeApiServer("delaynode") if config.registry.startswith("kube:") else None
     node = Node(config, open_registry(config.registry), log, AuditLogger(config.node), api)
     note_incarnation(node.incarnation)
-    http = await serve_http(node, config.http)  # before all that may take long: it says what is waited for
+    door = HttpDoor(node)  # for everybody, where gRPC is too
+    # Before all that may take long: it says what is waited for.
+    http = await serve_http(node, config.http, door.routes() if config.serves_everybody else ())
     metrics = await serve_metrics(node)
     try:
         known = await _unless(stopping, node.read_cluster())
@@ -133,7 +138,7 @@ async def serve(config: NodeConfig) -> None:
         note_end(f"{error}\n")
         raise
     if known:
-        await _serve_calls(node, stopping, leaving, log)
+        await _serve_calls(node, door, stopping, leaving, log)
     else:
         log("stopping")
         await node.stop()
@@ -152,14 +157,31 @@ async def _calls_ended() -> None:
         await asyncio.wait(rest, timeout=CALLS_END_SECONDS)
 
 
-async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger) -> None:
+async def _serve_calls(
+    node: Node, door: HttpDoor, stopping: asyncio.Event, leaving: asyncio.Event, log: Logger
+) -> None:
     config = node.config
     service = DelayService(node)
-    services = {SERVICE: service.methods(), REPLICATION_SERVICE: ReplicationService(service.dispatch).methods()}
-    edge = _edge(node, service, services)
+    rows = RowCalls(service.dispatch)
+    doors = Doors(service, rows)
+    replication = ReplicationService(service.dispatch)
+    services = {SERVICE: service.methods(), REPLICATION_SERVICE: replication.methods(), **doors.services()}
+    listeners = listeners_of(config, node.certificates)
+    users = UserConnections(
+        node.security.rights, node.metrics, partial(_alive, config) if config.edge == "grpcio" else None
+    )
+    callers = Callers(node.security.identities(), listeners, users)
+    edge = _edge(node, rows, services, listeners, callers)
+    door.open(doors.messages.methods())
+    ports = [
+        HttpPort(doors.over_http(node, one, callers), one, config, log)
+        for one in http_listeners(config, node.certificates)
+    ]
     await node.prepare()
     node.certificates.start()
     await edge.start()
+    for port in ports:
+        await port.start()
     following = asyncio.create_task(_follow_state(node, edge, log))
     if await _unless(stopping, node.start()):
         node.log("started", listen=config.listen, http=config.http, incarnation=node.incarnation)
@@ -170,27 +192,27 @@ async def _serve_calls(node: Node, stopping: asyncio.Event, leaving: asyncio.Eve
     following.cancel()
     await asyncio.get_running_loop().run_in_executor(None, node.certificates.close)  # it waits for threads
     await edge.stop(node.stop)
+    for port in ports:
+        await port.close()
+    await doors.close()
+    await rows.close()
     await service.dispatch.forwarder.close()
 
 
-def _edge(node: Node, service: DelayService, services: Mapping[str, Methods]) -> GrpcEdge | CompiledEdge:
+def _edge(
+    node: Node, rows: RowCalls, services: Mapping[str, Methods], listeners: Sequence[Listener], callers: Callers
+) -> GrpcEdge | CompiledEdge:
     config = node.config
     node.log("edge", kind=config.edge)
-    listeners = listeners_of(config, node.certificates)
-    users = UserConnections(
-        node.security.rights, node.metrics, partial(_alive, config) if config.edge == "grpcio" else None
-    )
-    callers = Callers(node.security.identities(), listeners, users)
     if config.edge == "grpcio":
         return GrpcEdge(config.max_connections, node.flow, services, listeners, callers)
-    rows, enqueue = RowCalls(service.dispatch), f"/{SERVICE}/Enqueue"
-    stream = f"/{SERVICE}/EnqueueStream"
+    enqueue, stream = f"/{SERVICE}/Enqueue", f"/{SERVICE}/EnqueueStream"
     return CompiledEdge(config, node.flow, rows, enqueue, stream, services, listeners, callers, node.log)
 
 
 async def _alive(config: NodeConfig, held: Collection[ClientConnection]) -> set[ClientConnection]:
     """Of these connections, those that there are still: gRPC does not tell of their ends."""
-    ports = {split(one.listen)[1] for one in config.listeners}
+    ports = {split(one.listen)[1] for one in (*config.listeners, *config.http_listeners)}
     found = await asyncio.get_running_loop().run_in_executor(None, received, ports)
     return {connection for connection in held if address_of(connection[1]) in found}
 

@@ -179,6 +179,11 @@ class LocalCluster:
         return [f"{ports.HOST}:{port}" for port in self._ports.http]
 
     @property
+    def http_tokens(self) -> list[str]:
+        """Of a secure cluster: for HTTP by TLS."""
+        return [f"{ports.HOST}:{port}" for port in self._ports.http_tokens]
+
+    @property
     def peers(self) -> list[str]:
         """Where the nodes reach each other, TCP and UDP."""
         return [f"{ports.HOST}:{port}" for port in self._ports.peer]
@@ -237,7 +242,13 @@ class LocalCluster:
         faults = down + spec.unmet(self.desired, shards, leases, dict(self._former))
         if faults:
             return faults
-        listening = (*self._ports.grpc, *self._ports.http, *self._ports.mtls, *self._ports.internal)
+        listening = (
+            *self._ports.grpc,
+            *self._ports.http,
+            *self._ports.mtls,
+            *self._ports.internal,
+            *self._ports.http_tokens,
+        )
         deaf = [port for port in listening if not ports.accepts(port)]
         return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
 
@@ -304,6 +315,7 @@ class LocalCluster:
         return (
             *("--listener", f"tokens={at.grpc[number]},tls,token"),
             *("--listener", f"mtls={at.mtls[number]},tls,mtls"),
+            *("--http-listener", f"tokens={at.http_tokens[number]},tls,token"),
             *("--certificates", str(keys.server), "--client-ca", str(keys.clients)),
             *("--peers", "required", "--peer-certificates", str(keys.peers)),
             *("--internal-port", str(at.internal[number])),

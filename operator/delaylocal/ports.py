@@ -14,6 +14,7 @@ HTTP_OFFSET = 100
 PEER_OFFSET = 200
 MTLS_OFFSET = 300
 INTERNAL_OFFSET = 400
+HTTP_TOKENS_OFFSET = 500
 
 
 class PortInUse(Exception):
@@ -29,18 +30,20 @@ class Ports:
     peer: tuple[int, ...]  # of the nodes among themselves, TCP and UDP
     mtls: tuple[int, ...] = ()  # gRPC for clients with certificates
     internal: tuple[int, ...] = ()  # gRPC for the cluster's own processes
+    http_tokens: tuple[int, ...] = ()  # HTTP for clients with tokens
 
     @property
     def all(self) -> tuple[int, ...]:
-        return (*self.grpc, *self.http, *self.peer, *self.mtls, *self.internal)
+        return (*self.grpc, *self.http, *self.peer, *self.mtls, *self.internal, *self.http_tokens)
 
 
 def choose(port: int, nodes: int, *, secure: bool = False) -> Ports:
     """gRPC at port, port + 1, ...; HTTP at port + 100, ...; among the nodes port + 200, ...; for 0 any free ones.
 
-    secure: gRPC for certificates at port + 300, ..., and for the cluster's own processes at port + 400, ..., too.
+    secure: gRPC for certificates at port + 300, ..., for the cluster's own processes at port + 400, ..., and HTTP for
+    tokens at port + 500, ..., too.
     """
-    offsets = (0, HTTP_OFFSET, PEER_OFFSET, MTLS_OFFSET, INTERNAL_OFFSET)[: 5 if secure else 3]
+    offsets = (0, HTTP_OFFSET, PEER_OFFSET, MTLS_OFFSET, INTERNAL_OFFSET, HTTP_TOKENS_OFFSET)[: 6 if secure else 3]
     if port == 0:
         free = _free(len(offsets) * nodes)
         return Ports(*(free[at * nodes : (at + 1) * nodes] for at in range(len(offsets))))

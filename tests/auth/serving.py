@@ -13,7 +13,9 @@ from delaynode import config as configuration
 from delaynode.auth.identity import Identity
 from delaynode.listener_options import ListenerConfig
 from delaynode.node.node import Node
+from delaynode.server.doors.doors import Doors
 from delaynode.server.edge import Methods
+from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
 from delaynode.server.replica_status import ReplicationService
 from delaynode.server.service import DelayService
@@ -89,6 +91,9 @@ class SecuredNode:
             SERVICE: self._service.methods(),
             REPLICATION_SERVICE: ReplicationService(self._service.dispatch).methods(),
         }
+        self._rows = RowCalls(self._service.dispatch)
+        self._doors = Doors(self._service, self._rows)
+        self._methods |= self._doors.services()
 
     async def start(self, *, ready: bool = True) -> None:
         await self.node.read_cluster()
@@ -98,6 +103,8 @@ class SecuredNode:
 
     async def stop(self) -> None:
         await self.node.stop()
+        await self._doors.close()
+        await self._rows.close()
         self.node._lock.close()
         await self._service.dispatch.forwarder.close()
 
@@ -111,9 +118,9 @@ class SecuredNode:
         finally:
             answers.dropped()
 
-    async def stream(self, method: str, who: Identity, *requests: Any) -> list[bytes]:
+    async def stream(self, method: str, who: Identity, *requests: Any, service: str = SERVICE) -> list[bytes]:
         call = GivenCall(who, *(one.SerializeToString() for one in requests))
-        return [body async for body in self._methods[SERVICE].streams[method](call)]
+        return [body async for body in self._methods[service].streams[method](call)]
 
 
 async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from delayapi.slots import spread_slots
 from delayapi.handle import Handle
+from delayapi.slots import spread_slots
 from delayctl.cluster.wheel import column_edges
 from delayctl.main import main
 

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from delayapi.handle import Handle
 from delayclient import errors
 from delayclient.consumer import acks
 from delayclient.consumer.consumer import Consumer
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedMessage
-from delayapi.handle import Handle
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayapi.handle import Handle
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
-from delayapi.handle import Handle
 
 from tests.client.support.fakegroup import Groups
 from tests.client.support.fakes import FakeCluster, FakeNode, Refusal, until

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from delayapi.codec import EnqueueRequestView
+from delayapi.handle import Handle
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
-from delayapi.handle import Handle
 from delayclient.producer.producer import Producer
 from delayclient.producer.results import BatchFailed
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from delayapi.handle import BadHandle, Handle
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors, sync
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
-from delayapi.handle import BadHandle, Handle
 from delayclient.producer.producer import Producer
 from delayclient.routing.routing import Cluster
 from delaylocal import LocalCluster

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from delayclient.admin.admin import Admin
 from delayapi.handle import Handle
+from delayclient.admin.admin import Admin
 from delayclient.producer.producer import Producer
 from delayoperator.control_loop.probe import GrpcProber
 from delayregistry.model import Delivery, ShardSpec, TopicSpec

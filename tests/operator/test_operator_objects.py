@@ -74,7 +74,7 @@ def test_a_network_policy_comes_changes_and_goes(stage: Stage) -> None:
     stage.create(topics=[ORDERS], networkPolicy={})
     stage.settled()
     ports = [[port["port"] for port in rule["ports"]] for rule in network_rules(stage)]
-    assert ports == [[7270, 7270], [7070], [7170]]
+    assert ports == [[7270, 7270], [7070, 7170], [7170]]
     stage.edit(networkPolicy={"clients": [{"podSelector": {"matchLabels": {"uses": "shop"}}}]})
     stage.until(lambda: {"podSelector": {"matchLabels": {"uses": "shop"}}} in network_rules(stage)[1].get("from", []))
     stage.settled()

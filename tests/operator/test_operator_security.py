@@ -39,14 +39,14 @@ def test_off_to_required_and_back_goes_by_permissive(stage: Stage) -> None:
     stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
-    assert (mode(stage), peers(stage), ports(stage)) == ("Off", "off", ["grpc"])
+    assert (mode(stage), peers(stage), ports(stage)) == ("Off", "off", ["grpc", "http"])
     before = len(stage.kubelet.restarts)
     stage.edit(security={"mode": "Required", "certificates": SECRETS})
     stage.until(lambda: peers(stage) == "preferred")
     assert "grpc" in ports(stage)
     stage.until(lambda: mode(stage) == "Required")
     stage.settled()
-    assert (peers(stage), ports(stage)) == ("required", ["tokens"])
+    assert (peers(stage), ports(stage)) == ("required", ["tokens", "http-tokens"])
     assert len(stage.kubelet.restarts) - before == 2 * 3, "each node once for each step"
     found = document(stage)
     assert (found.authorization, found.super_users) == (AuthorizationMode.REQUIRED, (OPERATOR,))
@@ -64,7 +64,7 @@ def test_off_to_required_and_back_goes_by_permissive(stage: Stage) -> None:
     }  # fmt: skip
     stage.until(lambda: mode(stage) == "Off")
     stage.settled()
-    assert (peers(stage), ports(stage)) == ("off", ["grpc"])
+    assert (peers(stage), ports(stage)) == ("off", ["grpc", "http"])
     assert document(stage).authorization is AuthorizationMode.OFF
 
 
@@ -77,7 +77,7 @@ def test_without_certificates_plain_text_stays_and_the_condition_says_why(stage:
     stage.until(lambda: mode(stage) == "Permissive")
     stage.until(lambda: stage.reason("Degraded") == "SecurityWaits")
     assert "does not offer TLS to other nodes yet" in stage.condition("Degraded")["message"]
-    assert (peers(stage), ports(stage)) == ("preferred", ["grpc", "tokens"])
+    assert (peers(stage), ports(stage)) == ("preferred", ["grpc", "http", "tokens", "http-tokens"])
     stage.edit(security={"mode": "Off"})
     stage.until(lambda: mode(stage) == "Off")
     stage.settled()
@@ -110,7 +110,7 @@ def test_a_new_cluster_that_says_nothing_is_secured_where_cert_manager_is_there(
     stage.operator(secure_by_default=True)
     stage.create(topics=[ORDERS])
     stage.settled()
-    assert (mode(stage), peers(stage), ports(stage)) == ("Required", "required", ["tokens"])
+    assert (mode(stage), peers(stage), ports(stage)) == ("Required", "required", ["tokens", "http-tokens"])
     stage.delete("certificates", "shop-server-tls")
     stage.until(lambda: "shop-server-tls" in stage.names("certificates"))
     stage.settled()

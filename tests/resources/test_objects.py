@@ -203,8 +203,8 @@ def test_the_peer_port_is_the_nodes_and_nobody_is_not_everybody() -> None:
         ]
 
     assert rules(None) == []
-    assert rules(NetworkAccess()) == [([7270, 7270], 1), ([7070], None), ([7170], None)]
-    assert rules(NetworkAccess(clients=(), monitoring=())) == [([7270, 7270], 1), ([7070], 3)]
+    assert rules(NetworkAccess()) == [([7270, 7270], 1), ([7070, 7170], None), ([7170], None)]
+    assert rules(NetworkAccess(clients=(), monitoring=())) == [([7270, 7270], 1), ([7070, 7170], 3)]
     nodes = one(build(PRODUCTION), "NetworkPolicy", "payments-nodes")["spec"]
     labels = stateful_set(PRODUCTION)["spec"]["template"]["metadata"]["labels"]
     for selector in (nodes["podSelector"], nodes["ingress"][0]["from"][0]["podSelector"]):

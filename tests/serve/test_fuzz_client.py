@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from delayapi.codec import decode_enqueue_request, decode_enqueue_response, decode_message_batch
+from delayapi.handle import BadHandle, Handle
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.wirefields import WireError
-from delayapi.handle import BadHandle, Handle
 from delayclient.records import decode_record
 from google.protobuf.message import DecodeError
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Unpack
 import numpy as np
 from delayapi.codec import decode_message_batch
 from delayapi.durations import duration_ms, instant_ms
+from delayapi.handle import Handle
 from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.admin.changes import HandleChanges, together
@@ -31,7 +32,6 @@ from delayclient.admin.views import (
 )
 from delayclient.consumer.received import NoAcks, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, NotFound, Unavailable
-from delayapi.handle import Handle
 from delayclient.routing.access import Access
 from delayclient.routing.routing import DEFAULT_ENDPOINT, Cluster, ClusterUser, TopicRoute
 

@@ -12,11 +12,11 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from delayapi.handle import Handle
 from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.admin.views import Outcome, Rescheduled, column
-from delayapi.handle import Handle
 from delayclient.routing.routing import Cluster
 
 _CHUNK: Final = 50_000

@@ -9,11 +9,11 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from delayapi.handle import Handle
 from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayapi.handle import Handle
 from delayclient.records import decode_record
 
 

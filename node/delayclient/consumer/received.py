@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from delayapi.codec import MessageBatchView
 from delayapi.durations import duration_ms
+from delayapi.handle import Handle, encode_handles
 from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayapi.handle import Handle, encode_handles
 from delayclient.records import decode_record
 
 

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from delayapi.handle import Handle, encode_handles
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayapi.handle import Handle, encode_handles
 
 
 class SendResult(NamedTuple):

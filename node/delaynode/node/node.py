@@ -74,7 +74,8 @@ class Node:
         self.metrics = NodeMetrics()
         self.flow = Flow(config, log)
         self.certificates = NodeCertificates(config.security)
-        authentication = {one.name: Authentication(one.authentication) for one in config.listeners}
+        clients = (*config.listeners, *config.http_listeners)
+        authentication = {one.name: Authentication(one.authentication) for one in clients}
         metrics = config.metrics_listener
         of_metrics = {} if metrics is None else {metrics.name: Authentication(metrics.authentication)}
         self.security = NodeSecurity(

@@ -68,11 +68,16 @@ class Dispatch:
 
     def check(self, method: str, call: Forwardable, topic: str = "", group: str = "") -> None:
         """Raises Refused where the caller may not do that. Every call comes by here, or by allows()."""
-        security, identity, operation = self.node.security, call.identity(), needed(method, group)
-        group = group if operation in OF_GROUPS else ""
-        security.rights.check(identity, operation, topic, group)
+        self.check_right(method, call, topic, group)
         if method in AUDITED:
-            security.administered(method, operation, identity, topic, group)
+            operation = needed(method, group)
+            group = group if operation in OF_GROUPS else ""
+            self.node.security.administered(method, operation, call.identity(), topic, group)
+
+    def check_right(self, method: str, call: Forwardable, topic: str, group: str = "") -> None:
+        """The same, of what such calls are yet to be made for."""
+        operation = needed(method, group)
+        self.node.security.rights.check(call.identity(), operation, topic, group if operation in OF_GROUPS else "")
 
     def check_admin(self, call: Forwardable) -> None:
         """The same, for Admin and whatever call."""

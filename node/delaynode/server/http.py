@@ -6,9 +6,11 @@ or nodes. What is behind a word is in the log and in `delayctl nodes list`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from delayapi.address import listen, split
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -17,6 +19,7 @@ from delaynode.node.conditions import conditions, state
 from delaynode.node.loads import topic_loads
 from delaynode.node.node import Node
 
+KEEPALIVE = 75.0  # seconds without a request
 BROKEN = "vital-part-ended"  # as in the log
 
 
@@ -33,8 +36,24 @@ def metrics_handler(node: Node) -> Callable[[web.Request], Awaitable[web.Respons
     return metrics
 
 
-async def serve_http(node: Node, address: str) -> web.AppRunner:
-    """Listen on HOST:PORT; the caller cleans the runner up."""
+class _NotClients(logging.Filter):
+    """What clients send that is no HTTP is none of this program's faults: it is answered, and written down nowhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, (HttpProcessingError, ConnectionError))
+
+
+def new_runner(app: web.Application) -> web.AppRunner:
+    """Of handlers that are cancelled when their client goes."""
+    logger = logging.getLogger("delaynode.http")
+    if not logger.filters:
+        logger.addFilter(_NotClients())
+    return web.AppRunner(app, access_log=None, logger=logger, handler_cancellation=True, keepalive_timeout=KEEPALIVE)
+
+
+async def serve_http(node: Node, address: str, more: Iterable[web.RouteDef] = ()) -> web.AppRunner:
+    """Listen on HOST:PORT; the caller cleans the runner up. more: what is served there besides."""
 
     async def healthz(_: web.Request) -> web.Response:
         # For the kubelet, which ends processes that can't go on: the event loop answers, and what a node lives by runs
@@ -52,8 +71,8 @@ async def serve_http(node: Node, address: str) -> web.AppRunner:
     if node.config.metrics_listener is None:
         routes.append(web.get("/metrics", metrics_handler(node)))
     app = web.Application()
-    app.add_routes(routes)
-    runner = web.AppRunner(app, access_log=None)
+    app.add_routes([*routes, *more])
+    runner = new_runner(app)
     await runner.setup()
     await web.SockSite(runner, listen(*split(address))).start()
     return runner

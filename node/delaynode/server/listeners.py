@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from delayapi.certificates import Certificates
+from delayapi.secured_http import server_context
 
 from delaynode.auth.identity import Authentication
 from delaynode.config import NodeConfig
@@ -63,9 +65,30 @@ class Listener:
             store.subscribe(lambda _: told())
 
 
+class NewestContext:
+    """Of a listener's newest certificates."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._newest: tuple[Material, ssl.SSLContext] | None = None
+
+    def __call__(self) -> ssl.SSLContext:
+        """Raises OSError."""
+        material = self._listener.material()
+        if material is None:
+            raise OSError("there is no certificate that could be used")
+        if self._newest is None or self._newest[0] != material:
+            self._newest = material, server_context(material.own, material.client_roots_pem)
+        return self._newest[1]
+
+
 def metrics_listener(config: NodeConfig, certificates: NodeCertificates) -> Listener | None:
     one = config.metrics_listener
     return None if one is None else Listener(one, certificates, forwards=False, max_age_ms=None)
+
+
+def http_listeners(config: NodeConfig, certificates: NodeCertificates) -> list[Listener]:
+    return [Listener(one, certificates, forwards=False, max_age_ms=None) for one in config.http_listeners]
 
 
 def listeners_of(config: NodeConfig, certificates: NodeCertificates) -> list[Listener]:

@@ -8,33 +8,16 @@ import ssl
 from aiohttp import web
 from cryptography import x509
 from delayapi.certificates import names_of
-from delayapi.secured_http import SecuredPort, serve_one_request, server_context
+from delayapi.secured_http import SecuredPort, serve_one_request
 from delayregistry.security import Operation
 
 from delaynode.node.node import Node
 from delaynode.server.callers import Callers, Said
 from delaynode.server.http import metrics_handler
-from delaynode.server.listeners import Listener, Material, metrics_listener
+from delaynode.server.listeners import NewestContext, metrics_listener
 from delaynode.store.errors import Refused
 
 STATUS = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}
-
-
-class _NewestContext:
-    """Of a listener's newest certificates."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._newest: tuple[Material, ssl.SSLContext] | None = None
-
-    def __call__(self) -> ssl.SSLContext:
-        """Raises OSError."""
-        material = self._listener.material()
-        if material is None:
-            raise OSError("there is no certificate that could be used")
-        if self._newest is None or self._newest[0] != material:
-            self._newest = material, server_context(material.own, material.client_roots_pem)
-        return self._newest[1]
 
 
 async def serve_metrics(node: Node) -> SecuredPort | None:
@@ -58,7 +41,7 @@ async def serve_metrics(node: Node) -> SecuredPort | None:
     def log(event: str, reason: str) -> None:
         node.log(event, reason=reason)
 
-    contexts = _NewestContext(listener) if listener.config.tls else None
+    contexts = NewestContext(listener) if listener.config.tls else None
     return await serve_one_request("/metrics", metrics, listener.config.listen, contexts, log)
 
 

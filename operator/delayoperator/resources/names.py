@@ -26,6 +26,7 @@ HTTP_PORT = 7170
 METRICS_PORT = 7171  # where /metrics has a port of its own
 PEER_PORT = 7270  # TCP: shipping, UDP: heartbeats
 TOKENS_PORT, MTLS_PORT, INTERNAL_PORT = 7071, 7072, 7073  # gRPC by TLS: delaynode.listener_options
+HTTP_TOKENS_PORT, HTTP_MTLS_PORT = 7081, 7082  # MessageService over HTTP by TLS; in plain text it is at HTTP_PORT
 
 
 def client_service(cluster: str) -> str:

@@ -145,8 +145,10 @@ def _container(view: ClusterView) -> Json:
         ],
         "env": _env(view),
         "ports": [
-            *({"name": name, "containerPort": port, "protocol": "TCP"} for name, port in tls.client_ports(view.tls)),
-            {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
+            *(
+                {"name": name, "containerPort": port, "protocol": "TCP"}
+                for name, port in tls.all_client_ports(view.tls)
+            ),
             {"name": "peer", "containerPort": names.PEER_PORT, "protocol": "TCP"},
             {"name": "peer-udp", "containerPort": names.PEER_PORT, "protocol": "UDP"},
             *([{"name": "metrics", "containerPort": names.METRICS_PORT, "protocol": "TCP"}] if secured else []),

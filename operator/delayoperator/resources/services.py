@@ -30,8 +30,7 @@ def _client_service(view: ClusterView, name: str) -> Json:
 def headless_service(view: ClusterView) -> Json:
     """The StatefulSet's. Names every node, ready or not; the nodes themselves use no names but addresses."""
     ports = [
-        *(_port(*port) for port in tls.client_ports(view.tls)),
-        _port("http", names.HTTP_PORT),
+        *(_port(*port) for port in tls.all_client_ports(view.tls)),
         _port("peer", names.PEER_PORT),
         _port("peer-udp", names.PEER_PORT, "UDP"),
     ]

@@ -18,11 +18,16 @@ def args(tls: TlsSettings | None) -> list[str]:
     if tls is None:
         return []
     plain = [f"--listener=plain={names.GRPC_PORT},plain,none"] if tls.mode is SecurityMode.PERMISSIVE else []
-    mtls = [f"--listener=mtls={names.MTLS_PORT},tls,mtls", f"--client-ca={MOUNTS}/{CLIENT_CA}"] if tls.client_ca else []
+    mtls = [
+        f"--listener=mtls={names.MTLS_PORT},tls,mtls",
+        f"--http-listener=mtls={names.HTTP_MTLS_PORT},tls,mtls",
+        f"--client-ca={MOUNTS}/{CLIENT_CA}",
+    ]
     return [
         *plain,
         f"--listener=tokens={names.TOKENS_PORT},tls,token",
-        *mtls,
+        f"--http-listener=tokens={names.HTTP_TOKENS_PORT},tls,token",
+        *(mtls if tls.client_ca else []),
         f"--certificates={MOUNTS}/{SERVER}",
         f"--peer-certificates={MOUNTS}/{PEERS}",
         f"--peers={'required' if tls.mode is SecurityMode.REQUIRED else 'preferred'}",
@@ -31,11 +36,17 @@ def args(tls: TlsSettings | None) -> list[str]:
 
 def client_ports(tls: TlsSettings | None) -> list[tuple[str, int]]:
     """Names and numbers of the ports for clients."""
-    plain = [] if tls is not None and tls.mode is SecurityMode.REQUIRED else [("grpc", names.GRPC_PORT)]
+    everybody = tls is None or tls.mode is not SecurityMode.REQUIRED
+    plain = [("grpc", names.GRPC_PORT), ("http", names.HTTP_PORT)] if everybody else []
     if tls is None:
         return plain
-    mtls = [("mtls", names.MTLS_PORT)] if tls.client_ca else []
-    return [*plain, ("tokens", names.TOKENS_PORT), *mtls]
+    mtls = [("mtls", names.MTLS_PORT), ("http-mtls", names.HTTP_MTLS_PORT)] if tls.client_ca else []
+    return [*plain, ("tokens", names.TOKENS_PORT), ("http-tokens", names.HTTP_TOKENS_PORT), *mtls]
+
+
+def all_client_ports(tls: TlsSettings | None) -> list[tuple[str, int]]:
+    """The same, and that of health, which may be for no client."""
+    return [*{**dict(client_ports(tls)), "http": names.HTTP_PORT}.items()]
 
 
 def volumes(tls: TlsSettings | None) -> list[Json]:

@@ -34,7 +34,7 @@ NOT_FOUND: Outcome
 MOVED: Outcome
 
 class Message(_message.Message):
-    __slots__ = ("key", "tag", "properties", "body", "born_ms")
+    __slots__ = ("key", "tag", "properties", "body", "born_ms", "message_id")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -47,12 +47,14 @@ class Message(_message.Message):
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
     BORN_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     tag: str
     properties: _containers.ScalarMap[str, str]
     body: bytes
     born_ms: int
-    def __init__(self, key: _Optional[str] = ..., tag: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ..., born_ms: _Optional[int] = ...) -> None: ...
+    message_id: str
+    def __init__(self, key: _Optional[str] = ..., tag: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ..., born_ms: _Optional[int] = ..., message_id: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata")

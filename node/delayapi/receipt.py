@@ -1,0 +1,87 @@
+"""A receipt names one delivery of a message to a consumer: what Ack, Nack and Extend of the MessageService take.
+
+receipt = base64url without padding of
+          version u8 = 1 | topic length u8 | group length u8 | topic, group utf-8
+          | queue u32 | uid u64 | offset i64 | attempt u32 | until i64 ms | check u32
+check   = crc32 of all before it; numbers are little-endian
+
+It grants nothing: whoever shows it needs the right to consume, and the attempt must still be the message's.
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from typing import Final
+
+_VERSION: Final = 1
+_TAIL: Final = struct.Struct("<IQqIq")
+_CHECK: Final = struct.Struct("<I")
+_MAX_NAME_BYTES: Final = 255
+_MAX_TEXT: Final = (3 + 2 * _MAX_NAME_BYTES + _TAIL.size + _CHECK.size + 2) // 3 * 4
+
+
+class BadReceipt(ValueError):
+    """A text that is not a receipt; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One delivery: topic, queue, the shard's uid, group, queue offset, attempt, and when its lease was to end as it
+    was handed out, ms since 1970 UTC."""
+
+    topic: str
+    queue: int
+    uid: int
+    group: str
+    offset: int
+    attempt: int
+    until_ms: int
+
+    def encode(self) -> str:
+        """The receipt's text. Raises ValueError for a topic or group over 255 bytes."""
+        topic, group = self.topic.encode(), self.group.encode()
+        if max(len(topic), len(group)) > _MAX_NAME_BYTES:
+            raise ValueError(f"a receipt has room for names of {_MAX_NAME_BYTES} bytes")
+        tail = _TAIL.pack(self.queue, self.uid, self.offset, self.attempt, self.until_ms)
+        packed = bytes((_VERSION, len(topic), len(group))) + topic + group + tail
+        return urlsafe_b64encode(packed + _CHECK.pack(zlib.crc32(packed))).rstrip(b"=").decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Receipt:
+        """The receipt of a text. Raises BadReceipt."""
+        raw = _decode_text(text)
+        if len(raw) < 3 + _TAIL.size + _CHECK.size:
+            raise BadReceipt(f"receipt {_short(text)} is cut off: {len(raw)} bytes")
+        version, of_topic, of_group = raw[0], raw[1], raw[2]
+        if version != _VERSION:
+            raise BadReceipt(f"receipt {_short(text)} has version {version}; this node knows version {_VERSION}")
+        names_end = 3 + of_topic + of_group
+        if len(raw) != names_end + _TAIL.size + _CHECK.size:
+            raise BadReceipt(f"receipt {_short(text)} has {len(raw)} bytes, its names ask for another length")
+        if zlib.crc32(raw[: -_CHECK.size]) != _CHECK.unpack(raw[-_CHECK.size :])[0]:
+            raise BadReceipt(f"receipt {_short(text)} fails its check: it was mistyped or changed")
+        try:
+            topic, group = raw[3 : 3 + of_topic].decode(), raw[3 + of_topic : names_end].decode()
+        except UnicodeDecodeError:
+            raise BadReceipt(f"receipt {_short(text)} has a name that is not UTF-8") from None
+        queue, uid, offset, attempt, until_ms = _TAIL.unpack_from(raw, names_end)
+        return cls(topic, queue, uid, group, offset, attempt, until_ms)
+
+
+def _decode_text(text: str) -> bytes:
+    if len(text) > _MAX_TEXT:
+        raise BadReceipt(f"receipt {_short(text)} has {len(text):,} characters; the longest has {_MAX_TEXT:,}")
+    if not text.isascii() or not text.replace("-", "A").replace("_", "A").isalnum():
+        raise BadReceipt(f"receipt {_short(text)} has a character outside A-Z a-z 0-9 - _, or none")
+    try:
+        return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except binascii.Error as cause:
+        raise BadReceipt(f"receipt {_short(text)} is cut off: {cause}") from None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")

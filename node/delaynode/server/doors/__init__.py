@@ -1,0 +1,1 @@
+"""Doors: other protocols than DelayService's columns, over the same shards, messages and rights."""

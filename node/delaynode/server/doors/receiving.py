@@ -1,0 +1,250 @@
+"""Messages for a consumer from all shards of a topic, wherever they are served.
+
+First what is there is taken, shard by shard, from another one each time. Where nothing is, all shards are asked at once
+and waited for; the first that has something ends the waiting:
+
+    here        a call that is ended takes nothing with it: what it was about to hand out is free again
+    elsewhere   an answer may be under way to here already, so such a call is not ended. It is left to the group's next
+                consumer; if none comes, what it brings is given back, as the same attempt
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from delayapi.codec import MessageBatchView, decode_message_batch
+from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.receipt import Receipt
+
+from delaynode.server.doors.core import Door, InnerCall
+from delaynode.server.edge import Call
+from delaynode.store.errors import Refused
+
+REMOTE_WAIT_MS = 5_000  # of one call to another node: so long it may be left without a consumer
+ENDED_SECONDS = 1.0  # for a call that is ended to end
+
+UNSERVED = ("NOT_SERVING", "NOT_MASTER", "SHARD_DAMAGED")  # other shards of the topic may go on
+LATER_SECONDS = 0.1
+GRACE_SECONDS = 5.0  # for the answer of a call, beyond what it waits
+
+Key: TypeAlias = tuple[str, int, "Ask"]
+"""Of calls that any of these consumers may go on with: principal, queue, and what is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a consumer asks for. max_bytes 0: what fits an answer. lease_ms: 1 or more."""
+
+    topic: str
+    group: str
+    tags: tuple[str, ...] = ()
+    max_messages: int = 32
+    max_bytes: int = 0
+    lease_ms: int = 30_000
+    from_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message, handed out. record: an encoded delay.v1.Message."""
+
+    receipt: Receipt
+    record: bytes
+    due_ms: int
+    seq: int
+
+
+class Receiving:
+    """One for a node. Owned by the event loop."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._turn = itertools.count()
+        self._left: dict[Key, deque[asyncio.Task[list[Delivered]]]] = {}  # calls elsewhere that nobody waits for
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def receive(self, call: Call, ask: Ask, wait_seconds: float, *, local_only: bool = False) -> list[Delivered]:
+        """Up to ask.max_messages; waits for the first. local_only: of the shards that this node serves. Raises
+        Refused."""
+        shards = self._door.queues("Receive", call, ask.topic, ask.group)
+        first = next(self._turn) % len(shards)
+        queues = [shard.spec.queue for shard in (*shards[first:], *shards[:first])]
+        if local_only:
+            queues = [queue for queue in queues if self._door.local(ask.topic, queue)]
+        found, refusals = await self._take_there(call, ask, queues)
+        if found or wait_seconds <= 0:
+            if not found and refusals:
+                raise refusals[0]
+            return found
+        if not queues:
+            await asyncio.sleep(wait_seconds)
+            return []
+        return await self._wait(call, ask, queues, wait_seconds)
+
+    async def _take_there(self, call: Call, ask: Ask, queues: Sequence[int]) -> tuple[list[Delivered], list[Refused]]:
+        """What is there now, and what those said that could not be asked. Once something is found, only shards here
+        are looked at. Raises Refused."""
+        found: list[Delivered] = []
+        refusals: list[Refused] = []
+        try:
+            for queue in queues:
+                if found and not self._door.local(ask.topic, queue):
+                    continue
+                try:
+                    found += await self._receive(call, ask, queue, 0, ask.max_messages - len(found))
+                except Refused as refused:
+                    if refused.reason not in UNSERVED:
+                        raise
+                    refusals.append(refused.fresh())
+                if len(found) >= ask.max_messages:
+                    break
+        except BaseException:
+            self.give_back(call, found)
+            raise
+        return found, refusals
+
+    async def _wait(self, call: Call, ask: Ask, queues: Sequence[int], seconds: float) -> list[Delivered]:
+        """Ask all of them, until the first has something or the time is over. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        polls = {self._poll(call, ask, queue, until): queue for queue in queues}
+        found: list[Delivered] = []
+        kept = 0  # of what is found, how much is for this consumer
+        try:
+            while not found and (left := until - loop.time()) > 0:
+                done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                again: list[tuple[int, bool]] = []  # queues to be asked again, and whether not at once
+                for task in done:
+                    queue = polls.pop(task)
+                    try:
+                        found += task.result()
+                        again.append((queue, False))
+                    except Refused as refused:
+                        if refused.reason not in UNSERVED:
+                            raise
+                        again.append((queue, True))
+                for queue, later in again if not found else ():
+                    if later:
+                        polls[loop.create_task(self._later(call, ask, queue, until))] = queue
+                    else:
+                        polls[self._poll(call, ask, queue, until)] = queue
+            kept = ask.max_messages
+        finally:
+            found += await self._end(call, ask, polls)
+            self.give_back(call, found[kept:])
+        return found[:kept]
+
+    def _poll(self, call: Call, ask: Ask, queue: int, until: float) -> asyncio.Task[list[Delivered]]:
+        """A call for what comes to one shard: one that was left, or a new one."""
+        loop = asyncio.get_running_loop()
+        left_ms = max(1, int((until - loop.time()) * 1_000))
+        if not self._door.local(ask.topic, queue):
+            waiting = self._left.get(_key(call, ask, queue))
+            if waiting:
+                return waiting.pop()  # also one that is done, which done() has not been told of yet
+            left_ms = min(left_ms, REMOTE_WAIT_MS)
+        return loop.create_task(self._receive(call, ask, queue, left_ms, ask.max_messages))
+
+    async def _later(self, call: Call, ask: Ask, queue: int, until: float) -> list[Delivered]:
+        """Ask a shard that could not be asked, which may be served by then."""
+        await asyncio.sleep(LATER_SECONDS)
+        left = until - asyncio.get_running_loop().time()
+        if left <= 0:
+            return []
+        return await self._receive(call, ask, queue, int(left * 1_000), ask.max_messages)
+
+    async def _end(self, call: Call, ask: Ask, polls: dict[asyncio.Task[list[Delivered]], int]) -> list[Delivered]:
+        """Nobody waits for these any more. What some of them have by now."""
+        ended = []
+        for task, queue in polls.items():
+            if task.done() or self._door.local(ask.topic, queue):
+                task.cancel()
+                ended.append(task)
+            else:
+                self._leave(call, ask, queue, task)
+        if not ended:
+            return []
+        await asyncio.wait(ended, timeout=ENDED_SECONDS)
+        found: list[Delivered] = []
+        for task in ended:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                found += task.result()
+        return found
+
+    def _leave(self, call: Call, ask: Ask, queue: int, task: asyncio.Task[list[Delivered]]) -> None:
+        key = _key(call, ask, queue)
+        waiting = self._left.setdefault(key, deque())
+        waiting.append(task)
+
+        def done(task: asyncio.Task[list[Delivered]]) -> None:
+            if task not in waiting:  # somebody has taken it over
+                return
+            waiting.remove(task)
+            if not waiting and self._left.get(key) is waiting:
+                del self._left[key]
+            if not task.cancelled() and task.exception() is None:
+                self.give_back(call, task.result())
+
+        task.add_done_callback(done)
+
+    def give_back(self, call: Call, messages: Sequence[Delivered]) -> None:
+        """They go to others, as the same attempt. Where that fails their leases end by themselves."""
+        if messages:
+            task = asyncio.create_task(self._extend(call, [one.receipt for one in messages]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _extend(self, call: Call, receipts: list[Receipt]) -> None:
+        answers = self._door.dispatch.flow.answers(call)
+        detached = InnerCall(call, time.monotonic() + GRACE_SECONDS)  # the client's own time may be over
+        try:
+            await self._door.extend(detached, receipts, answers, lease_ms=0)
+        finally:
+            answers.dropped()
+
+    async def _receive(self, call: Call, ask: Ask, queue: int, wait_ms: int, max_messages: int) -> list[Delivered]:
+        """One call of DelayService. Raises Refused."""
+        request = pb.ReceiveRequest(
+            topic=ask.topic, queue=queue, group=ask.group, max_messages=max_messages, max_bytes=ask.max_bytes,
+            wait_ms=wait_ms, invisible_ms=ask.lease_ms, tags=ask.tags, from_end=ask.from_end,
+        )  # fmt: skip
+        inner = InnerCall(call, time.monotonic() + wait_ms / 1_000 + GRACE_SECONDS)
+        answers = self._door.dispatch.flow.answers(call)  # its own: it may be left to another consumer
+        try:
+            data = await self._door.ask_bytes("Receive", request.SerializeToString(), request, inner, answers)
+        finally:
+            answers.dropped()
+        batch = decode_message_batch(data)
+        return delivered(ask, queue, batch, self._door.node.clock.now_ms() + ask.lease_ms) if batch.count else []
+
+    async def close(self) -> None:
+        for waiting in self._left.values():
+            for task in waiting:
+                task.cancel()
+        for giving in self._tasks:
+            giving.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _key(call: Call, ask: Ask, queue: int) -> Key:
+    return call.identity().principal, queue, ask
+
+
+def delivered(ask: Ask, queue: int, batch: MessageBatchView, until_ms: int) -> list[Delivered]:
+    """The messages of a batch, row by row. until_ms: when their leases end."""
+    offset, due = np.frombuffer(batch.offset, "<i8").tolist(), np.frombuffer(batch.due, "<i8").tolist()
+    seq, size = np.frombuffer(batch.seq, "<i8").tolist(), np.frombuffer(batch.size, "<u4").tolist()
+    attempt = np.frombuffer(batch.attempt, "<u4").tolist() or [1] * batch.count
+    found, at = [], 0
+    for row in range(batch.count):
+        receipt = Receipt(ask.topic, queue, batch.uid, ask.group, offset[row], attempt[row], until_ms)
+        found.append(Delivered(receipt, bytes(batch.records[at : at + size[row]]), due[row], seq[row]))
+        at += size[row]
+    return found
