@@ -136,6 +136,7 @@ class Event:
     certificate: bytes | None  # DER
     authorization: str | None
     principal: str | None
+    metadata: list[tuple[str, str]]  # in a call: by name, what was asked for
     body: bytes | None
     reason: str
 
@@ -148,13 +149,14 @@ class Edge:
         rows: dict[str, Literal["unary", "stream"]],
         unary: list[str],
         streams: list[str],
+        metadata: list[str] = ...,
         threads: int = 1,
         busy: bytes = b"",
         expired: bytes = b"",
         **limits: Unpack[Limits],
     ) -> Edge:
         """Listen on "host:port", or on the socket of a descriptor, from now on, as the listener "plain"; None: listen()
-        says where. Names of methods: "/package.Service/Method". busy: a google.rpc.Status with nothing but details, for
+        says where. Names of methods: "/package.Service/Method". metadata: what is told of calls that are not rows. busy: a google.rpc.Status with nothing but details, for
         a call that ends with RESOURCE_EXHAUSTED for want of room: its client may try again soon. expired: the same for
         a stream that ends with UNAUTHENTICATED because its caller's identity has expired.
 

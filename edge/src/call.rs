@@ -11,7 +11,7 @@ use crate::budget::Hold;
 use crate::caller::{Caller, NEVER};
 use crate::core::{Core, Method, Open, Shape, Window};
 use crate::grpc::{self, Status};
-use crate::inbox::{Begun, Origin};
+use crate::inbox::{Begun, Metadata, Origin};
 use crate::link::{CallWaker, Link};
 use crate::message::{Body, Message, Next};
 use crate::unread::Answer;
@@ -80,6 +80,7 @@ pub struct Call {
     pub forwarded: bool,
     /// CLOCK_MONOTONIC; -1: none.
     pub deadline_ms: i64,
+    pub metadata: Metadata,
     /// Likewise, of a stream's caller.
     pub expires_ms: u64,
     pub phase: Phase,
@@ -102,13 +103,15 @@ pub struct Call {
 
 impl Call {
     pub fn new(
-        core: &Arc<Core>, method: Method, forwarded: bool, deadline_ms: i64, body: Body, respond: SendResponse<Answer>,
+        core: &Arc<Core>, method: Method, forwarded: bool, deadline_ms: i64, metadata: Metadata, body: Body,
+        respond: SendResponse<Answer>,
     ) -> Self {
         Call {
             method,
             caller: None,
             forwarded,
             deadline_ms,
+            metadata,
             expires_ms: NEVER,
             phase: Phase::Quiet,
             waits: None,
@@ -124,7 +127,8 @@ impl Call {
         }
     }
 
-    pub fn begun(&self, link: &Link) -> Begun {
+    /// What Python is told of it, once.
+    pub fn begun(&mut self, link: &Link) -> Begun {
         Begun {
             method: self.method.path.clone(),
             peer: link.peer.clone(),
@@ -132,6 +136,7 @@ impl Call {
             caller: self.caller.clone(),
             forwarded: self.forwarded,
             deadline_ms: self.deadline_ms,
+            metadata: std::mem::take(&mut self.metadata),
         }
     }
 

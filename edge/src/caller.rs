@@ -8,6 +8,10 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use crate::clock::now_ms;
 
 const AUTHORIZATION: HeaderName = HeaderName::from_static("authorization");
+const SESSION_TOKEN: HeaderName = HeaderName::from_static("x-mq-session-token");
+const SIGNED: &[u8] = b"MQv2-HMAC-SHA1";
+const CREDENTIAL: &[u8] = b"Credential=";
+const BEARER: &[u8] = b"Bearer ";
 const PRINCIPAL: HeaderName = HeaderName::from_static("x-delay-principal");
 /// That a connection keeps. A proxy's may have one for each client behind it.
 const MAX_KEPT: usize = 64;
@@ -28,19 +32,51 @@ pub struct Caller {
 /// What a call says of its caller.
 #[derive(Clone, Default, PartialEq)]
 pub struct Credentials {
+    /// `Bearer TOKEN` where a RocketMQ client has sent a token in one of its ways.
     pub authorization: Option<HeaderValue>,
     pub principal: Option<HeaderValue>,
 }
 
+/// What a call proves itself by: the value of `authorization`, or the token that a RocketMQ client sends beside or
+/// inside of it. Its signature changes with each call, and is of its time alone, so it says nothing.
+#[derive(PartialEq)]
+enum Proof<'a> {
+    Value(&'a [u8]),
+    Token(&'a [u8]),
+}
+
+fn proof(headers: &HeaderMap) -> Option<Proof<'_>> {
+    let last = |name: HeaderName| headers.get_all(name).iter().next_back().map(HeaderValue::as_bytes);
+    let value = last(AUTHORIZATION);
+    let signed = value.and_then(|value| value.strip_prefix(SIGNED));
+    if value.is_some() && signed.is_none() {
+        return value.map(Proof::Value);
+    }
+    if let Some(token) = last(SESSION_TOKEN).filter(|token| !token.is_empty()) {
+        return Some(Proof::Token(token));
+    }
+    let key = signed?.split(|&byte| byte == b',').find_map(|part| part.trim_ascii().strip_prefix(CREDENTIAL))?;
+    Some(Proof::Token(key)).filter(|_| !key.is_empty())
+}
+
 impl Credentials {
     fn are_in(&self, headers: &HeaderMap) -> bool {
-        self.authorization.as_ref() == headers.get(AUTHORIZATION) && self.principal.as_ref() == headers.get(PRINCIPAL)
+        let same = match (self.authorization.as_ref().map(HeaderValue::as_bytes), proof(headers)) {
+            (Some(kept), Some(Proof::Value(value))) => kept == value,
+            (Some(kept), Some(Proof::Token(token))) => kept.strip_prefix(BEARER) == Some(token),
+            (kept, proof) => kept.is_none() && proof.is_none(),
+        };
+        same && self.principal.as_ref() == headers.get(PRINCIPAL)
     }
 
     /// With memory of their own: a header's may be a part of all that was read.
     fn of(headers: &HeaderMap) -> Self {
-        let copy = |name| headers.get(name).and_then(|value| HeaderValue::from_bytes(value.as_bytes()).ok());
-        Credentials { authorization: copy(AUTHORIZATION), principal: copy(PRINCIPAL) }
+        let authorization = proof(headers).and_then(|proof| match proof {
+            Proof::Value(value) => HeaderValue::from_bytes(value).ok(),
+            Proof::Token(token) => HeaderValue::from_bytes(&[BEARER, token].concat()).ok(),
+        });
+        let principal = headers.get(PRINCIPAL).and_then(|value| HeaderValue::from_bytes(value.as_bytes()).ok());
+        Credentials { authorization, principal }
     }
 }
 
@@ -139,6 +175,24 @@ mod tests {
         assert_eq!(callers.answer(number, Some(&caller(NEVER))), [1, 2]);
         assert!(matches!(callers.find(&headers("a"), 4), Found::Known(_)));
         assert!(callers.answer(number, None).is_empty());
+    }
+
+    #[test]
+    fn calls_that_a_rocketmq_client_has_signed_say_the_same() {
+        let signed = |key: &str, signature: &str| {
+            format!("MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature={signature}")
+        };
+        let mut callers = Callers::default();
+        let number = ask(&mut callers, &signed("k", "1"), 1).unwrap();
+        assert_eq!(ask(&mut callers, &signed("k", "2"), 2), None);
+        assert_eq!(callers.answer(number, Some(&caller(NEVER))), [1, 2]);
+        assert!(matches!(callers.find(&headers("Bearer k"), 3), Found::Known(_)));
+        assert!(ask(&mut callers, &signed("other", "1"), 4).is_some());
+        let mut with_token = headers(&signed("other", "3"));
+        with_token.insert(SESSION_TOKEN, HeaderValue::from_static("k"));
+        assert!(matches!(callers.find(&with_token, 5), Found::Known(_)));
+        assert_eq!(Credentials::of(&headers(&signed("", "1"))).authorization, None);
+        assert_eq!(Credentials::of(&headers(&signed("k", "1"))).authorization.unwrap(), "Bearer k");
     }
 
     #[test]

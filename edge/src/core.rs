@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use http::HeaderName;
 
 use crate::budget::{Budget, REQUEST_BYTES};
 use crate::clock::now_ms;
@@ -45,6 +46,8 @@ pub struct Method {
 pub struct Core {
     pub limits: Limits,
     pub methods: HashMap<String, Method>,
+    /// What Python is told of calls that are not rows, where they have it.
+    pub metadata: Vec<HeaderName>,
     pub inbox: Arc<Inbox>,
     pub rows: Rows,
     pub rows_budget: Arc<Budget>,
@@ -83,7 +86,8 @@ fn bytes(limit: u64) -> usize {
 
 impl Core {
     pub fn new(
-        methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes, expired: Bytes,
+        methods: impl IntoIterator<Item = (String, Shape)>, metadata: Vec<HeaderName>, limits: Limits, busy: Bytes,
+        expired: Bytes,
     ) -> io::Result<Arc<Self>> {
         let named = |(path, shape): (String, Shape)| {
             let method = Method { path: Arc::from(path.as_str()), shape };
@@ -93,6 +97,7 @@ impl Core {
         let budget = |limit, part| Budget::new(bytes(limit), bytes(part), small);
         Ok(Arc::new(Core {
             methods: methods.into_iter().map(named).collect(),
+            metadata,
             inbox: Arc::new(Inbox::new()?),
             rows: Rows::default(),
             rows_budget: budget(limits.rows_bytes, limits.rows_bytes_per_connection),
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn an_id_that_is_in_use_is_not_given_to_another_connection() {
-        let core = Core::new([], Limits::default(), Bytes::new(), Bytes::new()).unwrap();
+        let core = Core::new([], Vec::new(), Limits::default(), Bytes::new(), Bytes::new()).unwrap();
         let listener = Arc::new(Listener::plain(&core.limits));
         let link = |peer: &str| Link::new(7, Arc::from(peer), listener.clone(), &core.unread);
         let first = Registered::new(&core, &link("first"));

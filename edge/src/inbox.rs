@@ -7,6 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use http::HeaderName;
 
 use crate::budget::Hold;
 use crate::caller::{Caller, Credentials};
@@ -34,6 +35,9 @@ pub enum Kind {
     Left,
 }
 
+/// By name, of what Python asked for.
+pub type Metadata = Vec<(HeaderName, String)>;
+
 /// What is told of a call when it begins.
 pub struct Begun {
     pub method: Arc<str>,
@@ -44,6 +48,7 @@ pub struct Begun {
     pub forwarded: bool,
     /// CLOCK_MONOTONIC; -1: none.
     pub deadline_ms: i64,
+    pub metadata: Metadata,
 }
 
 /// What is known of a caller whom Python must find out.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -153,6 +153,7 @@ struct PyEvent {
     authorization: Option<String>,
     principal: Option<String>,
     forwarded: bool,
+    metadata: Vec<(String, String)>,
     seconds_left: Option<f64>,
     reason: String,
 }
@@ -173,6 +174,7 @@ impl PyEvent {
         };
         let begun = event.begun.as_ref();
         let asked = event.question.as_deref();
+        let named = |(name, value): &(HeaderName, String)| (name.to_string(), value.clone());
         let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let seconds_left = begun
             .filter(|begun| begun.deadline_ms >= 0)
@@ -195,6 +197,7 @@ impl PyEvent {
             authorization: asked.and_then(|asked| asked.credentials.authorization.as_ref()).map(text),
             principal: asked.and_then(|asked| asked.credentials.principal.as_ref()).map(text),
             forwarded: begun.is_some_and(|begun| begun.forwarded),
+            metadata: begun.map_or(Vec::new(), |begun| begun.metadata.iter().map(named).collect()),
             seconds_left,
             // Messages are parsed by what wants bytes, so there is no view over them.
             body: event.body.map(|body| PyBytes::new(py, &body).into_any().unbind()),
@@ -250,10 +253,10 @@ struct Edge {
 impl Edge {
     #[new]
     #[allow(clippy::too_many_arguments, reason = "by name in Python")]
-    #[pyo3(signature = (listen, *, rows, unary, streams, threads=1, busy=NONE, expired=NONE, **limits))]
+    #[pyo3(signature = (listen, *, rows, unary, streams, metadata=Vec::new(), threads=1, busy=NONE, expired=NONE, **limits))]
     fn new(
         listen: Option<&Bound<'_, PyAny>>, rows: &Bound<'_, PyDict>, unary: Vec<String>, streams: Vec<String>,
-        threads: usize, busy: &[u8], expired: &[u8], limits: Option<&Bound<'_, PyDict>>,
+        metadata: Vec<String>, threads: usize, busy: &[u8], expired: &[u8], limits: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let mut methods = Vec::new();
         for (path, kind) in rows {
@@ -264,7 +267,10 @@ impl Edge {
         methods.extend(unary.into_iter().map(|path| (path, Shape::Unary)));
         methods.extend(streams.into_iter().map(|path| (path, Shape::Stream)));
         let (busy, expired) = (Bytes::copy_from_slice(busy), Bytes::copy_from_slice(expired));
-        let server = Server::start(methods, limits_of(limits)?, busy, expired, threads)?;
+        let name =
+            |name: String| name.parse().map_err(|_| PyValueError::new_err(format!("{name:?} names no metadata")));
+        let metadata = metadata.into_iter().map(name).collect::<PyResult<_>>()?;
+        let server = Server::start(methods, metadata, limits_of(limits)?, busy, expired, threads)?;
         if let Some(listen) = listen {
             server.listen(listen_of(listen)?, Listener::plain(&server.core.limits))?;
         }

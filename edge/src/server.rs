@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderName;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -48,9 +49,10 @@ pub struct Server {
 
 impl Server {
     pub fn start(
-        methods: impl IntoIterator<Item = (String, Shape)>, limits: Limits, busy: Bytes, expired: Bytes, threads: usize,
+        methods: impl IntoIterator<Item = (String, Shape)>, metadata: Vec<HeaderName>, limits: Limits, busy: Bytes,
+        expired: Bytes, threads: usize,
     ) -> io::Result<Self> {
-        let core = Core::new(methods, limits, busy, expired)?;
+        let core = Core::new(methods, metadata, limits, busy, expired)?;
         let clocks = core.clone();
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads.max(1))

@@ -50,7 +50,7 @@ impl AsyncWrite for Panics {
 
 fn core() -> Arc<Core> {
     let methods = [("/t/Unary".to_owned(), Shape::Unary), ("/t/Stream".to_owned(), Shape::Stream)];
-    Core::new(methods, Limits::default(), Bytes::new(), Bytes::new()).unwrap()
+    Core::new(methods, Vec::new(), Limits::default(), Bytes::new(), Bytes::new()).unwrap()
 }
 
 fn link(core: &Core) -> Arc<Link> {

@@ -31,9 +31,14 @@ fn bomb() -> Vec<u8> {
 
 #[tokio::test]
 async fn others_have_turns_while_a_bomb_is_inflated() {
-    let core =
-        Core::new([("/t/Unary".to_owned(), Shape::Unary)], Limits::default(), bytes::Bytes::new(), bytes::Bytes::new())
-            .unwrap();
+    let core = Core::new(
+        [("/t/Unary".to_owned(), Shape::Unary)],
+        Vec::new(),
+        Limits::default(),
+        bytes::Bytes::new(),
+        bytes::Bytes::new(),
+    )
+    .unwrap();
     let (mut client, server) = tokio::io::duplex(1 << 16);
     let listener = Arc::new(Listener::plain(&core.limits));
     let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), listener, &core.unread);

@@ -61,6 +61,9 @@ class GivenCall:
     def identity(self) -> Identity:
         return self._who
 
+    def metadata(self, name: str) -> str | None:
+        return None
+
     def time_remaining(self) -> float:
         return 10.0
 

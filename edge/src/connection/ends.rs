@@ -131,7 +131,8 @@ mod tests {
     const PATH: &str = "/t/Stream";
 
     async fn world(limits: Limits) -> (Connection<DuplexStream>, SendRequest<Bytes>) {
-        let core = Core::new([(PATH.to_owned(), Shape::Stream)], limits, Bytes::new(), Bytes::new()).unwrap();
+        let core =
+            Core::new([(PATH.to_owned(), Shape::Stream)], Vec::new(), limits, Bytes::new(), Bytes::new()).unwrap();
         let listener = Arc::new(Listener::plain(&core.limits));
         let link = Link::new(1, Arc::from("ipv4:127.0.0.1:1"), listener, &core.unread);
         let (watch, sizes) = (Arc::new(Watch::default()), WindowSizes::new(&core.limits, true));

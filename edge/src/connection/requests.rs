@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::{HeaderName, Request};
+use http::{HeaderMap, HeaderName, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Connection;
@@ -15,7 +15,7 @@ use crate::clock::now_ms;
 use crate::core::{Shape, Window};
 use crate::decode::decode;
 use crate::grpc::{self, Status};
-use crate::inbox::{Event, Kind, Question};
+use crate::inbox::{Event, Kind, Metadata, Question};
 use crate::inflate::Encoding;
 use crate::message::{Body, Message, Next};
 use crate::rows::Row;
@@ -55,7 +55,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let encoding = head.headers.get(ENCODING).map_or(Encoding::Identity, |name| Encoding::of(name.as_bytes()));
         let body = Body::new(stream, encoding, max_size);
         let forwarded = head.headers.contains_key(FORWARDED);
-        let call = Call::new(&self.core, method, forwarded, deadline_ms, body, respond);
+        let metadata = if method.shape.is_rows() { Metadata::new() } else { self.asked_for(&head.headers) };
+        let call = Call::new(&self.core, method, forwarded, deadline_ms, metadata, body, respond);
         if deadline_ms >= 0 {
             self.deadlines.insert((deadline_ms as u64, number));
         }
@@ -69,6 +70,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             Found::Waits(Some((question, credentials))) => self.ask(question, credentials),
             Found::Full => self.end_busy(number, "too many callers of this connection are to be identified".to_owned()),
         }
+    }
+
+    /// The last value of each entry: some clients send theirs again with a retry.
+    fn asked_for(&self, headers: &HeaderMap) -> Metadata {
+        let value = |name| headers.get_all(name).iter().next_back().map(|value| value.as_bytes());
+        let names = self.core.metadata.iter();
+        names.filter_map(|name| Some((name.clone(), String::from_utf8_lossy(value(name)?).into_owned()))).collect()
     }
 
     /// Python finds out who calls, and sends mail.
@@ -266,8 +274,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     /// An Enqueue request, into columns if they fit. Else Python has its bytes, to serve it as a call or to say
     /// what is wrong with it.
-    pub(super) fn put_row(&self, number: u32, place: u64, message: Option<Message>) {
-        let Some(call) = self.calls.get(&number) else { return };
+    pub(super) fn put_row(&mut self, number: u32, place: u64, message: Option<Message>) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
         let in_stream = call.method.shape == Shape::RowStream;
         let row = |relative, hold| Row { link: self.link.clone(), call: number, in_stream, place, relative, hold };
         let core = &self.core;

@@ -50,6 +50,9 @@ class StreamedCall:
     def identity(self) -> Identity:
         return self.stream.identity()
 
+    def metadata(self, name: str) -> str | None:
+        return self.stream.metadata(name)
+
     def on_done(self, done: Callable[[], None]) -> None:
         self.stream.on_done(done)
 

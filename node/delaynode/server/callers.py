@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ from delaynode.server.user_connections import UserConnections
 from delaynode.store.errors import Refused
 
 RESOLVE_SECONDS = 10.0
+SIGNED, CREDENTIAL = "MQv2-HMAC-SHA1", "Credential="  # of RocketMQ's clients
 MAX_KEPT = 20_000  # identities, of all connections
 
 
@@ -96,6 +97,20 @@ class Callers:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         return found
+
+
+def shown_by(metadata: Mapping[str, str]) -> str | None:
+    """The `authorization` of a call. A RocketMQ client sends a token as its session token, or as its access key: the
+    call's signature is of a time alone, and shows nothing that its sender could not have copied. The compiled edge
+    does the same (edge/src/caller.rs)."""
+    value = metadata.get("authorization")
+    if value is not None and not value.startswith(SIGNED):
+        return value
+    token = metadata.get("x-mq-session-token")
+    if not token and value is not None:
+        parts = (part.strip() for part in value.removeprefix(SIGNED).split(","))
+        token = next((part.removeprefix(CREDENTIAL) for part in parts if part.startswith(CREDENTIAL)), "")
+    return f"Bearer {token}" if token else None
 
 
 @lru_cache(maxsize=1_024)

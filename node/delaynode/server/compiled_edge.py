@@ -19,7 +19,7 @@ from delaynode.limits.budget import BUSY_RETRY_MS
 from delaynode.limits.flow import Flow
 from delaynode.replication.transport.until import wait_until
 from delaynode.server.callers import Callers, Said, ends_ms
-from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
+from delaynode.server.edge import MAX_CALLS, METADATA, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
 from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
@@ -109,7 +109,8 @@ class CompiledEdge:
             None, rows=self._row_methods,  # type: ignore[arg-type]
             unary=[name for name in self._unary if name not in self._row_methods],
             streams=[name for name in self._streams if name not in self._row_methods],
-            max_connections=self._config.max_connections, max_calls=MAX_CALLS, max_message_bytes=MAX_MESSAGE_BYTES,
+            metadata=list(METADATA), max_connections=self._config.max_connections, max_calls=MAX_CALLS,
+            max_message_bytes=MAX_MESSAGE_BYTES,
             rows_bytes=limit, rows_bytes_per_connection=limit // 4, calls_bytes=limit,
             calls_bytes_per_connection=limit // 4, unread_bytes=unread, unread_bytes_per_connection=unread // 4,
             busy=details_of(BUSY), expired=details_of(EXPIRED), age_grace_ms=AGE_GRACE_MS,
@@ -270,6 +271,7 @@ class _Call:
         self.sending = False  # the answer holds memory until "sent"
         self._edge, self._ended, self._peer, self._forwarded = edge, ended, event.peer or "", event.forwarded
         self._listener, self._identity = event.listener or "", _identity(event)
+        self._metadata = dict(event.metadata)
         self._loop = asyncio.get_running_loop()
         self._until = None if event.seconds_left is None else self._loop.time() + event.seconds_left
         self._done: list[Callable[[], None]] = []
@@ -290,6 +292,9 @@ class _Call:
 
     def identity(self) -> Identity:
         return self._identity
+
+    def metadata(self, name: str) -> str | None:
+        return self._metadata.get(name)
 
     def time_remaining(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - self._loop.time())

@@ -11,6 +11,7 @@ from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers
 
 Body: TypeAlias = bytes
+METADATA = ("x-mq-client-id", "x-mq-language")  # what doors ask calls for
 MAX_CALLS = 20_000  # at once; with grpc.aio one that waits costs some 20 KiB
 
 
@@ -33,6 +34,9 @@ class Call(Forwardable, Protocol):
 
     def time_remaining(self) -> float | None:
         """Seconds until the client gives up; None: it waits for ever."""
+
+    def metadata(self, name: str) -> str | None:
+        """The last value of one of the entries METADATA; None: it has none."""
 
     def on_done(self, done: Callable[[], None]) -> None:
         """done: told once the call is over."""

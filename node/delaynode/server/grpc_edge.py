@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from delaynode.auth.identity import ANONYMOUS, PRINCIPAL, Identity
 from delaynode.limits.budget import Answers, Hold
 from delaynode.limits.flow import Flow
-from delaynode.server.callers import Caller, Callers, Said, ends_ms
+from delaynode.server.callers import Caller, Callers, Said, ends_ms, shown_by
 from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
 from delaynode.server.forward import FORWARDED, ForwardedError
 from delaynode.server.health import HEALTH_SERVICE, Health
@@ -32,6 +32,7 @@ SERVER_OPTIONS = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),  # RocketMQ's clients ping without calls
     ("grpc.keepalive_permit_without_calls", 1),
     # A client that is gone without a word leaves its connection behind: ask it once a minute.
     ("grpc.keepalive_time_ms", 60_000),
@@ -175,7 +176,7 @@ class GrpcCallers:
         names_of_hosts = (f"dns:{name.decode()}" for name in proved.get("peer_dns", ()))
         shown = proved.get("x509_pem_cert")
         ends = ends_ms(shown[0]) if shown else None
-        said = Said((*names, *names_of_hosts), metadata.get("authorization"), metadata.get(PRINCIPAL), ends)
+        said = Said((*names, *names_of_hosts), shown_by(metadata), metadata.get(PRINCIPAL), ends)
         peer = context.peer()
         found = await self._callers.find_kept(self.listener, peer, said)
         await self._callers.admit(found, self.listener, peer)
@@ -205,6 +206,10 @@ class GrpcCall:
 
     def identity(self) -> Identity:
         return self._caller.identity
+
+    def metadata(self, name: str) -> str | None:
+        value = dict(self._context.invocation_metadata() or ()).get(name)  # of many the last
+        return value if isinstance(value, str) else None
 
     def on_done(self, done: Callable[[], None]) -> None:
         self._context.add_done_callback(lambda _: done())

@@ -92,6 +92,9 @@ class InnerCall:
     def identity(self) -> Identity:
         return self.call.identity()
 
+    def metadata(self, name: str) -> str | None:
+        return self.call.metadata(name)
+
     def on_done(self, done: Callable[[], None]) -> None:
         self.call.on_done(done)
 
