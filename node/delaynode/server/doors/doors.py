@@ -9,6 +9,7 @@ from delaynode.server.callers import Callers
 from delaynode.server.doors.core import Door
 from delaynode.server.doors.http_json import HttpDoor
 from delaynode.server.doors.receiving import Receiving
+from delaynode.server.doors.rocketmq.service import MESSAGING_SERVICE, MessagingService
 from delaynode.server.doors.rows import MESSAGE_SERVICE, MessageService
 from delaynode.server.edge import Methods
 from delaynode.server.handlers.rows import RowCalls
@@ -24,10 +25,11 @@ class Doors:
         self.door = Door(service.dispatch, {**methods.unary, **methods.batches}, rows)
         self.receiving = Receiving(self.door)
         self.messages = MessageService(self.door, self.receiving)
+        self.rocketmq = MessagingService(self.door, self.receiving)
 
     def services(self) -> Mapping[str, Methods]:
         """By their full names, for the node's edge."""
-        return {MESSAGE_SERVICE: self.messages.methods()}
+        return {MESSAGE_SERVICE: self.messages.methods(), MESSAGING_SERVICE: self.rocketmq.methods()}
 
     def over_http(self, node: Node, listener: Listener, callers: Callers) -> HttpDoor:
         """What serves HTTP for that listener."""
@@ -36,4 +38,5 @@ class Doors:
         return door
 
     async def close(self) -> None:
+        await self.rocketmq.close()
         await self.receiving.close()
