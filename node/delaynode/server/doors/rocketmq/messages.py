@@ -175,16 +175,17 @@ def incoming(one: Delivered, record: pb.Message, lease_ms: int) -> mq.Message:
             type=mq.MD5, checksum=hashlib.md5(record.body, usedforsecurity=False).hexdigest().upper()
         ),
         body_encoding=mq.IDENTITY,
-        message_type=mq.DELAY if one.due_ms > record.born_ms else mq.NORMAL,
+        message_type=mq.DELAY if one.due_ms else mq.NORMAL,
         born_timestamp=timestamp(max(0, record.born_ms)),
         born_host=born_host,
-        delivery_timestamp=timestamp(one.due_ms),
         receipt_handle=receipt.encode(),
         queue_id=receipt.queue,
         queue_offset=receipt.offset,
         invisible_duration=duration(lease_ms),
         delivery_attempt=receipt.attempt,
     )
+    if one.due_ms:  # 0: it was sent without one
+        system.delivery_timestamp.CopyFrom(timestamp(one.due_ms))
     if record.tag:
         system.tag = record.tag
     if trace is not None:

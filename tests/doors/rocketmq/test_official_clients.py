@@ -1,0 +1,104 @@
+"""The official clients in Java, Python and Node.js, as their registries have them, against a node."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from delaylocal import LocalCluster
+
+from tests.doors.rocketmq.support.judges import Judge, wait
+from tests.doors.rocketmq.support.wire import now_ms
+
+LANGUAGES = ["java", "python", "node"]
+WHOLE_SECONDS = {"python": 1_000}  # its producer cuts times to seconds
+Start = Callable[..., Judge]
+
+
+@pytest.fixture(params=LANGUAGES)
+def language(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_push_consumer_gets_what_is_sent_and_what_is_delayed_when_it_is_due(
+    cluster: LocalCluster, topic: str, judge: Start, language: str
+) -> None:
+    one = judge(language, cluster.endpoints[0])
+    one.ask("producer", topic)
+    one.ask("push", topic, "g", "*")
+    sent, _ = one.send(topic, "now ü", tag="a", keys="k1,k2", name="colour", value="red")
+    due_ms = -(-(now_ms() + 2_500) // 1_000) * 1_000
+    later, _ = one.send(topic, "later", at_ms=due_ms)
+    first, second = one.until(2)
+    assert (first.body, first.id, first.tag, first.keys, first.attempt) == ("now ü", sent, "a", ("k1", "k2"), 1)
+    assert first.properties == "colour=red"
+    assert (second.body, second.id, second.due_ms) == ("later", later, due_ms)
+    assert due_ms <= second.at_ms < due_ms + 500
+    one.end()
+
+
+def test_recall_says_what_became_of_the_message(cluster: LocalCluster, topic: str, judge: Start, language: str) -> None:
+    one = judge(language, cluster.endpoints[0])
+    one.ask("producer", topic)
+    one.ask("push", topic, "g", "*")
+    due_ms = -(-(now_ms() + 3_000) // 1_000) * 1_000
+    id_, handle = one.send(topic, "recalled", at_ms=due_ms)
+    _, kept = one.send(topic, "kept", at_ms=due_ms)
+    said = one.ask("recall", topic, handle)
+    assert id_ in said[0]
+    one.until(1)
+    kind, why = one.tell("recall", topic, kept)
+    assert kind == "refused"
+    assert "40401" in why or "too late" in why or "no such message" in why, why
+    assert [message.body for message in one.received] == ["kept"]
+
+
+def test_what_a_listener_fails_comes_again_as_the_next_attempt(
+    cluster: LocalCluster, topic: str, judge: Start, language: str
+) -> None:
+    one = judge(language, cluster.endpoints[0])
+    one.ask("producer", topic)
+    one.ask("push", topic, "g", "*")
+    one.send(topic, "fail once")
+    first, second = one.until(2)
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert second.at_ms - first.at_ms >= 900  # the first backoff is one second
+
+
+def test_simple_consumer_receives_filters_extends_and_acknowledges(
+    cluster: LocalCluster, topic: str, judge: Start, language: str
+) -> None:
+    one = judge(language, cluster.endpoints[0])
+    one.ask("producer", topic)
+    one.ask("simple", topic, "g", "a || b", 3)
+    one.send(topic, "of a", tag="a")
+    one.send(topic, "of c", tag="c")
+    one.send(topic, "of b", tag="b")
+    while len(one.received) < 2:
+        one.ask("receive", 16, 10)
+    assert sorted(message.body for message in one.received) == ["of a", "of b"]
+    first, second = one.received
+    one.ask("ack", first.id)
+    one.ask("change", second.id, 30)
+    one.ask("ack", second.id)
+    kind, why = one.tell("ack", second.id)
+    assert kind == "refused"
+    assert "40013" in why or "lease is over" in why, why
+
+
+def test_messages_are_the_same_by_either_door(cluster: LocalCluster, topic: str, judge: Start, language: str) -> None:
+    from delayclient.sync import Consumer, Producer
+
+    one = judge(language, cluster.endpoints[0])
+    one.ask("producer", topic)
+    one.send(topic, "from RocketMQ", tag="x", keys="k", name="n", value="v")
+    with Consumer(topic, "ours", endpoint=cluster.endpoints[0]) as consumer:
+        got = next(iter(consumer))
+        assert (got.body, got.tag, got.key, got.properties["n"]) == (b"from RocketMQ", "x", "k", "v")
+    one.ask("push", topic, "theirs", "*")
+    with Producer(topic, endpoint=cluster.endpoints[0]) as producer:
+        producer.send(b"from the SDK", tag="y", key="q", properties={"m": "w"}, delay="1s")
+    found = next(message for message in one.until(2) if message.body == "from the SDK")
+    assert (found.tag, found.keys, found.properties, found.attempt) == ("y", ("q",), "m=w", 1)
