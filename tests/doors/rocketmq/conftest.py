@@ -7,17 +7,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from benchmarks.peers.processes import Missing
 from delaylocal import LocalCluster
 from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec, TopicType
 
+from benchmarks.peers.processes import Missing
 from tests.doors.rocketmq.support.judges import Judge, command_of
 from tests.doors.rocketmq.support.wire import Rocket
 from tests.serve.support.client import wait_served
 
 TOPICS = (
-    *(TopicSpec(f"t{number}", 2) for number in range(40)),
+    *(TopicSpec(f"t{number}", 2) for number in range(60)),
     TopicSpec("mortal", 1, max_attempts=2),
     TopicSpec("delayed", 1, TopicType.DELAY),
     TopicSpec("ordinary", 1, TopicType.NORMAL),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Callable
 
 import pytest
+from delayclient.sync import SyncConsumer, SyncProducer
 from delaylocal import LocalCluster
 
-from tests.doors.rocketmq.support.judges import Judge, wait
+from tests.doors.rocketmq.support.judges import Judge
 from tests.doors.rocketmq.support.wire import now_ms
 
 LANGUAGES = ["java", "python", "node"]
-WHOLE_SECONDS = {"python": 1_000}  # its producer cuts times to seconds
 Start = Callable[..., Judge]
 
 
@@ -29,7 +27,7 @@ def test_push_consumer_gets_what_is_sent_and_what_is_delayed_when_it_is_due(
     one.ask("producer", topic)
     one.ask("push", topic, "g", "*")
     sent, _ = one.send(topic, "now ü", tag="a", keys="k1,k2", name="colour", value="red")
-    due_ms = -(-(now_ms() + 2_500) // 1_000) * 1_000
+    due_ms = -(-(now_ms() + 2_500) // 1_000) * 1_000  # Python's producer cuts times to seconds
     later, _ = one.send(topic, "later", at_ms=due_ms)
     first, second = one.until(2)
     assert (first.body, first.id, first.tag, first.keys, first.attempt) == ("now ü", sent, "a", ("k1", "k2"), 1)
@@ -51,7 +49,7 @@ def test_recall_says_what_became_of_the_message(cluster: LocalCluster, topic: st
     one.until(1)
     kind, why = one.tell("recall", topic, kept)
     assert kind == "refused"
-    assert "40401" in why or "too late" in why or "no such message" in why, why
+    assert "too late" in why or "no such message" in why, why
     assert [message.body for message in one.received] == ["kept"]
 
 
@@ -89,16 +87,15 @@ def test_simple_consumer_receives_filters_extends_and_acknowledges(
 
 
 def test_messages_are_the_same_by_either_door(cluster: LocalCluster, topic: str, judge: Start, language: str) -> None:
-    from delayclient.sync import Consumer, Producer
-
     one = judge(language, cluster.endpoints[0])
     one.ask("producer", topic)
     one.send(topic, "from RocketMQ", tag="x", keys="k", name="n", value="v")
-    with Consumer(topic, "ours", endpoint=cluster.endpoints[0]) as consumer:
-        got = next(iter(consumer))
+    with SyncConsumer(cluster.endpoints[0], topic, "ours") as consumer:
+        got = consumer.receive(10)
+        assert got is not None
         assert (got.body, got.tag, got.key, got.properties["n"]) == (b"from RocketMQ", "x", "k", "v")
     one.ask("push", topic, "theirs", "*")
-    with Producer(topic, endpoint=cluster.endpoints[0]) as producer:
-        producer.send(b"from the SDK", tag="y", key="q", properties={"m": "w"}, delay="1s")
+    with SyncProducer(cluster.endpoints[0]) as producer:
+        producer.send(topic, b"from the SDK", tag="y", key="q", properties={"m": "w"}, delay="1s")
     found = next(message for message in one.until(2) if message.body == "from the SDK")
     assert (found.tag, found.keys, found.properties, found.attempt) == ("y", ("q",), "m=w", 1)

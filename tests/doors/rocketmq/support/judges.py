@@ -1,6 +1,7 @@
 """The official clients as processes of their own, which do what a test tells them.
 
-A judge is told by lines with tabs: `producer TOPIC`, `send TOPIC BODY AT_MS TAG KEYS NAME VALUE`, `recall TOPIC HANDLE`,
+A judge is told by lines with tabs between fields:
+`producer TOPIC`, `send TOPIC BODY AT_MS TAG KEYS NAME VALUE`, `recall TOPIC HANDLE`,
 `push TOPIC GROUP TAGS`, `simple TOPIC GROUP TAGS WAIT_S`, `receive MOST LEASE_S`, `ack ID`, `change ID LEASE_S`. It
 answers each by a line, and tells of each message that it gets: `received BODY ID TAG KEYS ATTEMPT DUE_MS NOW_MS
 PROPERTIES`. A push consumer fails a body that begins with "fail" once, and works on "slow S" for so many seconds.

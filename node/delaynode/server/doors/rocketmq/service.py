@@ -188,7 +188,8 @@ class MessagingService:
         if isinstance(changed, Refused):
             raise changed
         if changed.outcome not in (pb.CANCELLED, pb.ALREADY_CANCELLED):  # a client that got no answer asks again
-            raise Wrong(mq.MESSAGE_NOT_FOUND, OUTCOMES.get(changed.outcome, "it was not recalled"))
+            # Python's client takes MESSAGE_NOT_FOUND for success.
+            raise Wrong(mq.NOT_FOUND, OUTCOMES.get(changed.outcome, "it was not recalled"))
         return mq.RecallMessageResponse(status=ok(), message_id=message_id[:MAX_ID_BYTES])
 
     # ------------------------------------------------------------ deliveries
@@ -292,7 +293,8 @@ class MessagingService:
                 raise receipt
             ends = self.clients.kind(key) == mq.PUSH_CONSUMER or not lease_ms
             if ends and not request.suspend:
-                (refused,) = await self._door.nack(call, [receipt], answers, backoff_ms=lease_ms)
+                backoff_ms = settings.backoff_ms(lease_ms, receipt.attempt)
+                (refused,) = await self._door.nack(call, [receipt], answers, backoff_ms=backoff_ms)
             else:
                 (refused,) = await self._door.extend(call, [receipt], answers, lease_ms=lease_ms)
             self.leases.done(key, [receipt])

@@ -46,6 +46,13 @@ def answer(asked: mq.Settings, language: str, max_attempts: int) -> mq.Settings:
     return settings
 
 
+def backoff_ms(asked_ms: int, attempt: int) -> int:
+    """How long a message waits after that attempt. The Node.js client takes the seconds that it is told for ms."""
+    if asked_ms >= BACKOFFS_S[0] * 1_000:
+        return asked_ms
+    return BACKOFFS_S[min(attempt, len(BACKOFFS_S)) - 1] * 1_000
+
+
 def tags_of(expression: mq.FilterExpression) -> tuple[str, ...]:
     """The tags that are asked for; none: all messages. Raises Wrong."""
     text = expression.expression.strip()

@@ -5,8 +5,15 @@ import threading
 import time
 
 from rocketmq import (
-    ClientConfiguration, ConsumeResult, Credentials, FilterExpression, Message, MessageListener, Producer,
-    PushConsumer, SimpleConsumer,
+    ClientConfiguration,
+    ConsumeResult,
+    Credentials,
+    FilterExpression,
+    Message,
+    MessageListener,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
 )  # fmt: skip
 
 OUT = threading.Lock()
