@@ -60,12 +60,17 @@ def judge(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     """Starts an official client of a language, for an endpoint."""
     started: list[Judge] = []
 
-    def start(language: str, endpoint: str, key: str = "", secret: str = "") -> Judge:
+    def start(
+        language: str, endpoint: str, key: str = "", secret: str = "", token: str = "", ca: Path | None = None
+    ) -> Judge:  # fmt: skip
         try:
             command = command_of(language)
         except Missing as error:
             pytest.skip(f"the official client in {language}: {error}")
-        started.append(Judge([*command, endpoint, key, secret], tmp_path / f"{language}-{len(started)}.log"))
+        trusted = {} if ca is None else {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(ca), "NODE_EXTRA_CA_CERTS": str(ca)}
+        arguments = [endpoint, key, secret, token, "" if ca is None else "tls"]
+        log = tmp_path / f"{language}-{len(started)}.log"
+        started.append(Judge([*command, *arguments], log, trusted))
         return started[-1]
 
     yield start

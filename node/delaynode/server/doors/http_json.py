@@ -85,6 +85,9 @@ class HttpCall:
     def identity(self) -> Identity:
         return self._identity
 
+    def metadata(self, name: str) -> str | None:
+        return None
+
     def time_remaining(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +42,12 @@ class Received:
 class Judge:
     """A client's process. Owned by the test."""
 
-    def __init__(self, command: Sequence[str | Path], log: Path) -> None:
+    def __init__(self, command: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> None:
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, text=True, cwd=log.parent, env={**os.environ, "HOME": str(log.parent)},
+                stderr=errors, text=True, cwd=log.parent, env={**os.environ, "HOME": str(log.parent), **environment},
             )  # fmt: skip
         self.received: list[Received] = []
         self._answers: queue.Queue[list[str]] = queue.Queue()

@@ -129,9 +129,11 @@ public class Judge {
 
     public static void main(String[] args) throws Exception {
         ClientConfigurationBuilder builder =
-            ClientConfiguration.newBuilder().setEndpoints(args[0]).enableSsl(false);
+            ClientConfiguration.newBuilder().setEndpoints(args[0]).enableSsl(!args[4].isEmpty());
         if (!args[1].isEmpty()) {
-            builder.setCredentialProvider(new StaticSessionCredentialsProvider(args[1], args[2]));
+            builder.setCredentialProvider(args[3].isEmpty()
+                ? new StaticSessionCredentialsProvider(args[1], args[2])
+                : new StaticSessionCredentialsProvider(args[1], args[2], args[3]));
         }
         configuration = builder.build();
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));

@@ -4,12 +4,12 @@ const { createRequire } = require('node:module');
 // what npm has fetched is in the directory that the test names
 const { Producer, PushConsumer, SimpleConsumer, FilterExpression, ConsumeResult } =
   createRequire(process.argv[2] + '/')('rocketmq-client-nodejs');
-const [endpoints, accessKey, accessSecret] = process.argv.slice(3);
+const [endpoints, accessKey, accessSecret, securityToken, tls] = process.argv.slice(3);
 
 const quiet = () => {};
 const options = {
-  endpoints, namespace: '', logger: { info: quiet, warn: quiet, error: quiet, debug: quiet },
-  ...(accessKey ? { sessionCredentials: { accessKey, accessSecret } } : {}),
+  sslEnabled: Boolean(tls), endpoints, namespace: '', logger: { info: quiet, warn: quiet, error: quiet, debug: quiet },
+  ...(accessKey ? { sessionCredentials: { accessKey, accessSecret, ...(securityToken ? { securityToken } : {}) } } : {}),
 };
 const say = (...fields) => process.stdout.write(fields.join('\t') + '\n');
 const received = (m) => say(

@@ -44,14 +44,14 @@ class Listener(MessageListener):
 
 
 def main():
-    endpoint, key, secret = sys.argv[1:4]
+    endpoint, key, secret, _token, tls = sys.argv[1:6]
     configuration = ClientConfiguration(endpoint, Credentials(key, secret))
     producer, simple, clients, held = None, None, [], {}
     for line in sys.stdin:
         command, *args = line.rstrip("\n").split("\t")
         try:
             if command == "producer":
-                producer = Producer(configuration, args)
+                producer = Producer(configuration, args, tls_enable=bool(tls))
                 producer.startup()
                 clients.append(producer)
                 say("ready")
@@ -73,13 +73,15 @@ def main():
                 say("recalled", producer.recall_message(*args))
             elif command == "push":
                 topic, group, tags = args
-                consumer = PushConsumer(configuration, group, Listener(), {topic: FilterExpression(tags)})
+                consumer = PushConsumer(
+                    configuration, group, Listener(), {topic: FilterExpression(tags)}, tls_enable=bool(tls)
+                )
                 consumer.startup()
                 clients.append(consumer)
                 say("ready")
             elif command == "simple":
                 topic, group, tags, wait_s = args
-                simple = SimpleConsumer(configuration, group, {topic: FilterExpression(tags)}, int(wait_s))
+                simple = SimpleConsumer(configuration, group, {topic: FilterExpression(tags)}, int(wait_s), bool(tls))
                 simple.startup()
                 clients.append(simple)
                 say("ready")
