@@ -106,12 +106,12 @@ def tail(log: Path) -> str:
     return text or "(it said nothing)"
 
 
-def answer(command: Sequence[str | Path], **options: Any) -> str:
+def answer(command: Sequence[str | Path], *, seconds: float = 60.0, **options: Any) -> str:
     """What a command prints. Raises Failed with what it complains of."""
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **options)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds, **options)
     except subprocess.TimeoutExpired:
-        raise Failed(f"{_name(command)}: no answer within a minute") from None
+        raise Failed(f"{_name(command)}: no answer within {seconds:.0f} s") from None
     if ended.returncode:
         raise Failed(f"{_name(command)}: {(ended.stderr or ended.stdout).strip()[-LOG_TAIL_BYTES:]}")
     return ended.stdout.strip()

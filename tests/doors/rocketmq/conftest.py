@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from delaylocal import LocalCluster
 from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec, TopicType
 
-from benchmarks.peers.processes import Missing
-from tests.doors.rocketmq.support.judges import Judge, command_of
+from tests.doors.rocketmq.support.judges import Judge, start_judge
+from tests.doors.rocketmq.support.nodes import EDGES
 from tests.doors.rocketmq.support.wire import Rocket
 from tests.serve.support.client import wait_served
 
@@ -23,7 +23,6 @@ TOPICS = (
     TopicSpec("ordinary", 1, TopicType.NORMAL),
     TopicSpec("short", 1, max_delay_ms=3_600_000),
 )
-EDGES = ["grpcio", *(["compiled"] if find_spec("delayedge") is not None else [])]
 
 
 @pytest.fixture(scope="session", params=EDGES)
@@ -56,21 +55,14 @@ def rocket(cluster: LocalCluster) -> Iterator[Rocket]:
 
 
 @pytest.fixture
-def judge(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Judge]]:
-    """Starts an official client of a language, for an endpoint."""
+def judge(tmp_path: Path) -> Iterator[Callable[..., Judge]]:
+    """Starts an official client, as start_judge() does."""
     started: list[Judge] = []
 
-    def start(
-        language: str, endpoint: str, key: str = "", secret: str = "", token: str = "", ca: Path | None = None
-    ) -> Judge:  # fmt: skip
-        try:
-            command = command_of(language)
-        except Missing as error:
-            pytest.skip(f"the official client in {language}: {error}")
-        trusted = {} if ca is None else {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(ca), "NODE_EXTRA_CA_CERTS": str(ca)}
-        arguments = [endpoint, key, secret, token, "" if ca is None else "tls"]
-        log = tmp_path / f"{language}-{len(started)}.log"
-        started.append(Judge([*command, *arguments], log, trusted))
+    def start(language: str, endpoint: str, **more: Any) -> Judge:
+        directory = tmp_path / f"{language}-{len(started)}"
+        directory.mkdir()
+        started.append(start_judge(language, directory, endpoint, **more))
         return started[-1]
 
     yield start

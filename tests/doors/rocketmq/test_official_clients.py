@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 from delayclient.sync import SyncConsumer, SyncProducer
 from delaylocal import LocalCluster
 
-from tests.doors.rocketmq.support.judges import Judge
+from tests.doors.rocketmq.support.judges import Judge, start_judge
+from tests.doors.rocketmq.support.nodes import OFFICIAL_EDGES
 from tests.doors.rocketmq.support.wire import now_ms
 
 LANGUAGES = ["java", "python", "node"]
-Start = Callable[..., Judge]
+pytestmark = pytest.mark.parametrize("cluster", OFFICIAL_EDGES, indirect=True, scope="session")
 
 
-@pytest.fixture(params=LANGUAGES)
-def language(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=LANGUAGES)
+def started(
+    cluster: LocalCluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Judge]:
+    """One process of each client, for all tests: Java's takes a second to start."""
+    judge = start_judge(request.param, tmp_path_factory.mktemp(request.param), cluster.endpoints[0])
+    judge.ask("producer")
+    yield judge
+    judge.kill()  # to end well a push consumer waits for its last poll
 
 
-def test_push_consumer_gets_what_is_sent_and_what_is_delayed_when_it_is_due(
-    cluster: LocalCluster, topic: str, judge: Start, language: str
-) -> None:
-    one = judge(language, cluster.endpoints[0])
-    one.ask("producer", topic)
+@pytest.fixture
+def one(started: Judge) -> Judge:
+    started.received.clear()
+    return started
+
+
+def test_push_consumer_gets_what_is_sent_and_what_is_delayed_when_it_is_due(topic: str, one: Judge) -> None:
     one.ask("push", topic, "g", "*")
     sent, _ = one.send(topic, "now ü", tag="a", keys="k1,k2", name="colour", value="red")
     due_ms = -(-(now_ms() + 2_500) // 1_000) * 1_000  # Python's producer cuts times to seconds
@@ -34,12 +43,9 @@ def test_push_consumer_gets_what_is_sent_and_what_is_delayed_when_it_is_due(
     assert first.properties == "colour=red"
     assert (second.body, second.id, second.due_ms) == ("later", later, due_ms)
     assert due_ms <= second.at_ms < due_ms + 500
-    one.end()
 
 
-def test_recall_says_what_became_of_the_message(cluster: LocalCluster, topic: str, judge: Start, language: str) -> None:
-    one = judge(language, cluster.endpoints[0])
-    one.ask("producer", topic)
+def test_recall_says_what_became_of_the_message(topic: str, one: Judge) -> None:
     one.ask("push", topic, "g", "*")
     due_ms = -(-(now_ms() + 3_000) // 1_000) * 1_000
     id_, handle = one.send(topic, "recalled", at_ms=due_ms)
@@ -53,11 +59,7 @@ def test_recall_says_what_became_of_the_message(cluster: LocalCluster, topic: st
     assert [message.body for message in one.received] == ["kept"]
 
 
-def test_what_a_listener_fails_comes_again_as_the_next_attempt(
-    cluster: LocalCluster, topic: str, judge: Start, language: str
-) -> None:
-    one = judge(language, cluster.endpoints[0])
-    one.ask("producer", topic)
+def test_what_a_listener_fails_comes_again_as_the_next_attempt(topic: str, one: Judge) -> None:
     one.ask("push", topic, "g", "*")
     one.send(topic, "fail once")
     first, second = one.until(2)
@@ -65,11 +67,7 @@ def test_what_a_listener_fails_comes_again_as_the_next_attempt(
     assert second.at_ms - first.at_ms >= 900  # the first backoff is one second
 
 
-def test_simple_consumer_receives_filters_extends_and_acknowledges(
-    cluster: LocalCluster, topic: str, judge: Start, language: str
-) -> None:
-    one = judge(language, cluster.endpoints[0])
-    one.ask("producer", topic)
+def test_simple_consumer_receives_filters_extends_and_acknowledges(topic: str, one: Judge) -> None:
     one.ask("simple", topic, "g", "a || b", 3)
     one.send(topic, "of a", tag="a")
     one.send(topic, "of c", tag="c")
@@ -86,9 +84,7 @@ def test_simple_consumer_receives_filters_extends_and_acknowledges(
     assert "40013" in why or "lease is over" in why, why
 
 
-def test_messages_are_the_same_by_either_door(cluster: LocalCluster, topic: str, judge: Start, language: str) -> None:
-    one = judge(language, cluster.endpoints[0])
-    one.ask("producer", topic)
+def test_messages_are_the_same_by_either_door(cluster: LocalCluster, topic: str, one: Judge) -> None:
     one.send(topic, "from RocketMQ", tag="x", keys="k", name="n", value="v")
     with SyncConsumer(cluster.endpoints[0], topic, "ours") as consumer:
         got = consumer.receive(10)

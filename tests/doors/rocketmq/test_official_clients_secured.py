@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -14,13 +13,13 @@ from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec
 
 from tests.doors.rocketmq.support.judges import Judge
+from tests.doors.rocketmq.support.nodes import OFFICIAL_EDGES
 from tests.doors.rocketmq.support.wire import Rocket, message
 
 Start = Callable[..., Judge]
-EDGES = ["grpcio", *(["compiled"] if find_spec("delayedge") is not None else [])]
 
 
-@pytest.fixture(scope="module", params=EDGES)
+@pytest.fixture(scope="module", params=OFFICIAL_EDGES)
 def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(EDGE_VARIABLE, request.param)
@@ -49,7 +48,7 @@ def test_official_client_comes_in_by_tls_and_a_token(
 ) -> None:
     token = token_of(secured)
     key, session = (token, "") if by == "key" else ("any", token)
-    one = judge(language, secured.endpoints[0], key, "any", session, ca_of(secured))
+    one = judge(language, secured.endpoints[0], key=key, token=session, ca=ca_of(secured))
     one.ask("producer", topic)
     one.ask("push", topic, "g", "*")
     one.send(topic, "in")

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from benchmarks.peers.processes import Missing, build, program
 
 PROGRAMS = Path(__file__).parent.parent / "judges"
@@ -90,16 +92,22 @@ class Judge:
         wait(lambda: len(self.received) >= count, f"{count} messages", seconds, lambda: repr(self.received))
         return self.received
 
-    def end(self) -> None:
-        """Let it close its clients."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self._answers.get(timeout=ANSWER_SECONDS) == ["ended"]
-        self.process.wait(ANSWER_SECONDS)
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def start_judge(
+    language: str, directory: Path, endpoint: str, *, key: str = "", token: str = "", ca: Path | None = None
+) -> Judge:
+    """key, token: an access key, a session token. ca: who is trusted; None: no TLS. Skips the test without a client."""
+    try:
+        command = command_of(language)
+    except Missing as error:
+        pytest.skip(f"the official client in {language}: {error}")
+    trusted = {} if ca is None else {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(ca), "NODE_EXTRA_CA_CERTS": str(ca)}
+    arguments = [endpoint, key, "secret" if key else "", token, "" if ca is None else "tls"]
+    return Judge([*command, *arguments], directory / "log", trusted)
 
 
 ANSWERS = ("ready", "stored", "recalled", "polled", "acked", "changed", "refused", "ended")

@@ -81,7 +81,9 @@ def main():
                 say("ready")
             elif command == "simple":
                 topic, group, tags, wait_s = args
-                simple = SimpleConsumer(configuration, group, {topic: FilterExpression(tags)}, int(wait_s), bool(tls))
+                simple = SimpleConsumer(
+                    configuration, group, {topic: FilterExpression(tags)}, int(wait_s), tls_enable=bool(tls)
+                )
                 simple.startup()
                 clients.append(simple)
                 say("ready")

@@ -1,0 +1,1 @@
+"""The official RocketMQ client in Java, on DelayCluster and on RocketMQ itself: `python -m benchmarks.doors`."""

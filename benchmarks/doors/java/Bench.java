@@ -1,0 +1,103 @@
+// One-message sends by some threads, receives by a push consumer, and how late messages are that were due at set times.
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.rocketmq.client.apis.ClientConfiguration;
+import org.apache.rocketmq.client.apis.ClientServiceProvider;
+import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
+import org.apache.rocketmq.client.apis.consumer.FilterExpression;
+import org.apache.rocketmq.client.apis.message.MessageBuilder;
+import org.apache.rocketmq.client.apis.producer.Producer;
+
+public class Bench {
+    static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
+    static final byte[] BODY = new byte[256];
+
+    interface Send { void one(int number) throws Exception; }
+
+    /** Messages a second. */
+    static double timed(int messages, int threads, Send send) throws Exception {
+        AtomicInteger next = new AtomicInteger();
+        CountDownLatch ended = new CountDownLatch(threads);
+        long begun = System.nanoTime();
+        for (int i = 0; i < threads; i++) {
+            new Thread(() -> {
+                for (int at = next.getAndIncrement(); at < messages; at = next.getAndIncrement()) {
+                    try {
+                        send.one(at);
+                    } catch (Exception error) {
+                        System.err.println("send: " + error);
+                        System.exit(1);
+                    }
+                }
+                ended.countDown();
+            }).start();
+        }
+        ended.await();
+        return messages / ((System.nanoTime() - begun) / 1e9);
+    }
+
+    public static void main(String[] args) throws Exception {
+        String topic = args[1];
+        String delayed = args[2];
+        int messages = Integer.parseInt(args[3]);
+        int late = Integer.parseInt(args[4]);
+        int threads = Integer.parseInt(args[5]);
+        Arrays.fill(BODY, (byte) 'x');
+        ClientConfiguration configuration = ClientConfiguration.newBuilder().setEndpoints(args[0]).enableSsl(false)
+            .setRequestTimeout(Duration.ofSeconds(10)).build();
+        Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(configuration)
+            .setTopics(topic, delayed).build();
+        AtomicInteger got = new AtomicInteger();
+        AtomicLong first = new AtomicLong(), last = new AtomicLong();
+        Send now = number -> producer.send(PROVIDER.newMessageBuilder().setTopic(topic).setBody(BODY).build());
+        timed(messages / 5, threads, now); // warms up
+        double sent = timed(messages, threads, now);
+        int expected = messages + messages / 5;
+        CountDownLatch all = new CountDownLatch(expected);
+        try (AutoCloseable consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
+                .setConsumerGroup("bench").setConsumptionThreadCount(threads)
+                .setSubscriptionExpressions(Collections.singletonMap(topic, FilterExpression.SUB_ALL))
+                .setMessageListener(message -> {
+                    first.compareAndSet(0, System.nanoTime());
+                    last.set(System.nanoTime());
+                    got.incrementAndGet();
+                    all.countDown();
+                    return ConsumeResult.SUCCESS;
+                }).build()) {
+            all.await(60, TimeUnit.SECONDS);
+        }
+        double received = got.get() / ((last.get() - first.get()) / 1e9);
+        long[] lateness = new long[late];
+        AtomicInteger at = new AtomicInteger();
+        CountDownLatch lates = new CountDownLatch(late);
+        try (AutoCloseable consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
+                .setConsumerGroup("bench-late").setConsumptionThreadCount(threads)
+                .setSubscriptionExpressions(Collections.singletonMap(delayed, FilterExpression.SUB_ALL))
+                .setMessageListener(message -> {
+                    long by = System.currentTimeMillis() - message.getDeliveryTimestamp().orElse(0L);
+                    int index = at.getAndIncrement();
+                    if (index < late) lateness[index] = by;
+                    lates.countDown();
+                    return ConsumeResult.SUCCESS;
+                }).build()) {
+            long from = System.currentTimeMillis() + 8_000;
+            timed(late, threads, number -> producer.send(PROVIDER.newMessageBuilder().setTopic(delayed).setBody(BODY)
+                .setDeliveryTimestamp(from + 15_000L * number / late).build()));
+            lates.await(60, TimeUnit.SECONDS);
+        }
+        int count = Math.min(at.get(), late);
+        long[] sorted = Arrays.copyOf(lateness, count);
+        Arrays.sort(sorted);
+        System.out.printf("{\"sent_per_s\": %.0f, \"received_per_s\": %.0f, \"received\": %d, \"of\": %d, \"late\": %d, "
+            + "\"late_of\": %d, \"late_p50_ms\": %d, \"late_p99_ms\": %d, \"earliest_ms\": %d}%n", sent, received,
+            got.get(), expected, at.get(), late, count == 0 ? -1 : sorted[count / 2],
+            count == 0 ? -1 : sorted[count * 99 / 100], count == 0 ? -1 : sorted[0]);
+        System.exit(0);
+    }
+}
