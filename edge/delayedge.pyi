@@ -156,9 +156,10 @@ class Edge:
         **limits: Unpack[Limits],
     ) -> Edge:
         """Listen on "host:port", or on the socket of a descriptor, from now on, as the listener "plain"; None: listen()
-        says where. Names of methods: "/package.Service/Method". metadata: what is told of calls that are not rows. busy: a google.rpc.Status with nothing but details, for
-        a call that ends with RESOURCE_EXHAUSTED for want of room: its client may try again soon. expired: the same for
-        a stream that ends with UNAUTHENTICATED because its caller's identity has expired.
+        says where. Names of methods: "/package.Service/Method". metadata: names of what is told of calls that are not
+        rows. busy: a google.rpc.Status with nothing but details, for a call that ends with RESOURCE_EXHAUSTED for want
+        of room: its client may try again soon. expired: the same for a stream that ends with UNAUTHENTICATED because
+        its caller's identity has expired.
 
         Raises OSError: can't listen. ValueError, TypeError: a wrong argument or an unknown limit.
         """

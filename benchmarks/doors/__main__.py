@@ -26,6 +26,7 @@ from benchmarks.peers.rocketmq import HEAP, OPENED
 
 JAVA = Path(__file__).parent / "java"
 NORMAL, DELAYED = "normal", "delayed"
+GROUPS = "bench", "bench-late"
 
 
 def class_path(scratch: Path, profile: str) -> str:
@@ -66,6 +67,9 @@ def rocketmq(scratch: Path, data: Path) -> Iterator[str]:
             for topic, kind in ((NORMAL, "NORMAL"), (DELAYED, "DELAY")):
                 command = ["updateTopic", "-n", names, "-c", "doors", "-t", topic, "-r", "4", "-w", "4"]
                 if "success" not in answer([*admin, *command, "-a", f"+message.type={kind}"]):
+                    return False
+            for group in GROUPS:  # a proxy refuses one that is not there
+                if "success" not in answer([*admin, "updateSubGroup", "-n", names, "-c", "doors", "-g", group]):
                     return False
         except Failed:
             return False

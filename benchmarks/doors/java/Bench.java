@@ -1,4 +1,4 @@
-// One-message sends by some threads, receives by a push consumer, and how late messages are that were due at set times.
+// One-message sends by some threads while a push consumer receives them, and how late messages are that were due at set times.
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Arrays;
@@ -42,7 +42,16 @@ public class Bench {
         return messages / ((System.nanoTime() - begun) / 1e9);
     }
 
-    public static void main(String[] args) throws Exception {
+    public static void main(String[] args) {
+        try {
+            run(args);
+        } catch (Exception error) { // clients' threads would keep the process
+            error.printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    static void run(String[] args) throws Exception {
         String topic = args[1];
         String delayed = args[2];
         int messages = Integer.parseInt(args[3]);
@@ -54,49 +63,53 @@ public class Bench {
         Producer producer = PROVIDER.newProducerBuilder().setClientConfiguration(configuration)
             .setTopics(topic, delayed).build();
         AtomicInteger got = new AtomicInteger();
-        AtomicLong first = new AtomicLong(), last = new AtomicLong();
+        AtomicLong last = new AtomicLong();
         Send now = number -> producer.send(PROVIDER.newMessageBuilder().setTopic(topic).setBody(BODY).build());
-        timed(messages / 5, threads, now); // warms up
-        double sent = timed(messages, threads, now);
-        int expected = messages + messages / 5;
-        CountDownLatch all = new CountDownLatch(expected);
-        try (AutoCloseable consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
-                .setConsumerGroup("bench").setConsumptionThreadCount(threads)
-                .setSubscriptionExpressions(Collections.singletonMap(topic, FilterExpression.SUB_ALL))
-                .setMessageListener(message -> {
-                    first.compareAndSet(0, System.nanoTime());
-                    last.set(System.nanoTime());
-                    got.incrementAndGet();
-                    all.countDown();
-                    return ConsumeResult.SUCCESS;
-                }).build()) {
-            all.await(60, TimeUnit.SECONDS);
-        }
-        double received = got.get() / ((last.get() - first.get()) / 1e9);
+        int warm = messages / 5;
+        CountDownLatch warmed = new CountDownLatch(warm), all = new CountDownLatch(warm + messages);
+        double sent, received;
+        AutoCloseable consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
+            .setConsumerGroup("bench").setConsumptionThreadCount(threads)
+            .setSubscriptionExpressions(Collections.singletonMap(topic, FilterExpression.SUB_ALL))
+            .setMessageListener(message -> {
+                last.set(System.nanoTime());
+                got.incrementAndGet();
+                warmed.countDown();
+                all.countDown();
+                return ConsumeResult.SUCCESS;
+            }).build();
+        Thread.sleep(5_000); // RocketMQ's new groups begin with what comes after their first poll
+        timed(warm, threads, now);
+        warmed.await(30, TimeUnit.SECONDS);
+        int before = got.get();
+        long begun = System.nanoTime();
+        sent = timed(messages, threads, now);
+        all.await(60, TimeUnit.SECONDS);
+        received = (got.get() - before) / ((last.get() - begun) / 1e9);
         long[] lateness = new long[late];
         AtomicInteger at = new AtomicInteger();
         CountDownLatch lates = new CountDownLatch(late);
-        try (AutoCloseable consumer = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
-                .setConsumerGroup("bench-late").setConsumptionThreadCount(threads)
-                .setSubscriptionExpressions(Collections.singletonMap(delayed, FilterExpression.SUB_ALL))
-                .setMessageListener(message -> {
-                    long by = System.currentTimeMillis() - message.getDeliveryTimestamp().orElse(0L);
-                    int index = at.getAndIncrement();
-                    if (index < late) lateness[index] = by;
-                    lates.countDown();
-                    return ConsumeResult.SUCCESS;
-                }).build()) {
-            long from = System.currentTimeMillis() + 8_000;
-            timed(late, threads, number -> producer.send(PROVIDER.newMessageBuilder().setTopic(delayed).setBody(BODY)
-                .setDeliveryTimestamp(from + 15_000L * number / late).build()));
-            lates.await(60, TimeUnit.SECONDS);
-        }
+        AutoCloseable waiting = PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration)
+            .setConsumerGroup("bench-late").setConsumptionThreadCount(threads)
+            .setSubscriptionExpressions(Collections.singletonMap(delayed, FilterExpression.SUB_ALL))
+            .setMessageListener(message -> {
+                long by = System.currentTimeMillis() - message.getDeliveryTimestamp().orElse(0L);
+                int index = at.getAndIncrement();
+                if (index < late) lateness[index] = by;
+                lates.countDown();
+                return ConsumeResult.SUCCESS;
+            }).build();
+        Thread.sleep(5_000);
+        long from = System.currentTimeMillis() + 8_000;
+        timed(late, threads, number -> producer.send(PROVIDER.newMessageBuilder().setTopic(delayed).setBody(BODY)
+            .setDeliveryTimestamp(from + 15_000L * number / late).build()));
+        lates.await(60, TimeUnit.SECONDS);
         int count = Math.min(at.get(), late);
         long[] sorted = Arrays.copyOf(lateness, count);
         Arrays.sort(sorted);
         System.out.printf("{\"sent_per_s\": %.0f, \"received_per_s\": %.0f, \"received\": %d, \"of\": %d, \"late\": %d, "
             + "\"late_of\": %d, \"late_p50_ms\": %d, \"late_p99_ms\": %d, \"earliest_ms\": %d}%n", sent, received,
-            got.get(), expected, at.get(), late, count == 0 ? -1 : sorted[count / 2],
+            got.get(), warm + messages, at.get(), late, count == 0 ? -1 : sorted[count / 2],
             count == 0 ? -1 : sorted[count * 99 / 100], count == 0 ? -1 : sorted[0]);
         System.exit(0);
     }

@@ -12,7 +12,7 @@ from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec, TopicType
 
 from tests.doors.rocketmq.support.judges import Judge, start_judge
-from tests.doors.rocketmq.support.nodes import EDGES
+from tests.doors.rocketmq.support.nodes import TRIED_EDGES
 from tests.doors.rocketmq.support.wire import Rocket
 from tests.serve.support.client import wait_served
 
@@ -25,7 +25,7 @@ TOPICS = (
 )
 
 
-@pytest.fixture(scope="session", params=EDGES)
+@pytest.fixture(scope="session", params=TRIED_EDGES)
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     """No test may stop it."""
     with pytest.MonkeyPatch.context() as patch:

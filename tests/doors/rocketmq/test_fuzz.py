@@ -10,9 +10,11 @@ import random
 from typing import Any
 
 import grpc
+import pytest
 from delayapi.proto.apache.rocketmq.v2 import service_pb2 as mq
 from delaynode.server.doors.rocketmq.messages import duration
 
+from tests.doors.rocketmq.support.nodes import EDGES
 from tests.doors.rocketmq.support.wire import SERVICE, Rocket, message, now_ms
 from tests.serve.support.fuzz_wire import Wire
 
@@ -23,7 +25,7 @@ UNARY = [
     "ForwardMessageToDeadLetterQueue", "RecallMessage", "NotifyClientTermination", "EndTransaction",
     "SyncLiteSubscription",
 ]  # fmt: skip
-STREAMS = {"ReceiveMessage": mq.ReceiveMessageResponse, "Telemetry": mq.TelemetryCommand}
+STREAMS: dict[str, Any] = {"ReceiveMessage": mq.ReceiveMessageResponse, "Telemetry": mq.TelemetryCommand}
 GROUP = "fuzzed"
 
 
@@ -67,6 +69,7 @@ def status_of(answer: Any) -> int:
     return int(answer.status.code)
 
 
+@pytest.mark.parametrize("cluster", EDGES, indirect=True, scope="session")
 def test_every_request_gets_an_answer_of_the_protocol_and_nothing_is_lost(rocket: Rocket, topic: str) -> None:
     wire = Wire(random.Random(SEED))
     rocket.send(message(topic, b"held"))

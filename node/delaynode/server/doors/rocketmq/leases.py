@@ -62,7 +62,7 @@ class LaterCall:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldLease:
     call: LaterCall
     since_ms: int
     until_ms: int
@@ -74,7 +74,7 @@ class Leases:
 
     def __init__(self, door: Door, clients: Clients) -> None:
         self._door, self._clients = door, clients
-        self._held: dict[ClientKey, dict[Receipt, Held]] = {}
+        self._held: dict[ClientKey, dict[Receipt, HeldLease]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class Leases:
     def add(self, key: ClientKey, call: Call, receipts: Iterable[Receipt]) -> None:
         later = LaterCall(call.identity(), call.listener(), call.peer())
         now_ms = self._now_ms()
-        self._held.setdefault(key, {}).update((one, Held(later, now_ms, now_ms + LEASE_MS)) for one in receipts)
+        self._held.setdefault(key, {}).update((one, HeldLease(later, now_ms, now_ms + LEASE_MS)) for one in receipts)
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
 
@@ -119,7 +119,7 @@ class Leases:
             await asyncio.sleep(LOOK_SECONDS)
             now_ms = self._now_ms()
             for key, held in list(self._held.items()):
-                due: dict[Receipt, Held] = {}
+                due: dict[Receipt, HeldLease] = {}
                 for receipt, one in list(held.items()):
                     if one.until_ms <= now_ms:
                         del held[receipt]
@@ -130,7 +130,7 @@ class Leases:
                 if due:
                     self._start(self._renew(due))
 
-    async def _renew(self, due: dict[Receipt, Held]) -> None:
+    async def _renew(self, due: dict[Receipt, HeldLease]) -> None:
         until_ms = self._now_ms() + LEASE_MS
         results = await self._settle(due, lambda *args: self._door.extend(*args, lease_ms=LEASE_MS))
         for receipt, one in due.items():
@@ -138,7 +138,7 @@ class Leases:
                 one.until_ms = until_ms
 
     async def _settle(
-        self, held: dict[Receipt, Held],
+        self, held: dict[Receipt, HeldLease],
         settle: Callable[[LaterCall, Sequence[Receipt], Answers], Awaitable[list[Refused | None]]],
     ) -> dict[Receipt, Refused | None]:  # fmt: skip
         """What became of each. Where it fails the leases end by themselves."""

@@ -81,9 +81,8 @@ def main():
                 say("ready")
             elif command == "simple":
                 topic, group, tags, wait_s = args
-                simple = SimpleConsumer(
-                    configuration, group, {topic: FilterExpression(tags)}, int(wait_s), tls_enable=bool(tls)
-                )
+                wanted = {topic: FilterExpression(tags)}
+                simple = SimpleConsumer(configuration, group, wanted, int(wait_s), tls_enable=bool(tls))
                 simple.startup()
                 clients.append(simple)
                 say("ready")
