@@ -1,6 +1,6 @@
 """Brings a clean cluster, builds the images onto it, runs the scenarios, takes the cluster away.
 
-    python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [--next] [pytest's arguments, such as -m quick]
+    python -m e2e.run [--on kubelab|kind|current] [--keep] [--spark] [--next] [--cert-manager] [pytest's arguments]
 
 kubelab: e2e/cluster, built from Go modules; needs root on Debian 12. kind: needs Docker, kind, kubectl and helm; where
 Docker does not run, root on Debian 12: kind is built and its nodes run on podman. current: the kubeconfig's current
@@ -71,9 +71,11 @@ def build_next() -> None:
         must(*KUBELAB, "image", directory, f"node=docker.io/{next_image()}")
 
 
-def on_kubelab(keep: bool, spark: bool, newer: bool, arguments: Sequence[str]) -> int:
+def on_kubelab(keep: bool, spark: bool, newer: bool, keys: bool, arguments: Sequence[str]) -> int:
     with timed("building Kubernetes (once for each cache)"):
         must(*KUBELAB, "build")
+    if keys:
+        must(*KUBELAB, "cert-manager", "build")
     try:
         with timed("starting from a clean cluster"):
             must(*KUBELAB, "down")
@@ -110,6 +112,9 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     parser.add_argument("--spark", action="store_true", help="build the rebalance image too (1.4 GB): its job runs")
     parser.add_argument("--next", action="store_true", help="build the next release's image too (kubelab)")
+    parser.add_argument(
+        "--cert-manager", action="store_true", help="build cert-manager too (kubelab): its scenario runs"
+    )
     options, arguments = parser.parse_known_args()
     on = options.on or choose()
     if on == "current":
@@ -117,7 +122,7 @@ def main() -> None:
     arguments.append("--keep")  # what the scenarios made goes with the cluster
     if on == "kind":
         raise SystemExit(on_kind(options.keep, options.spark, arguments))
-    raise SystemExit(on_kubelab(options.keep, options.spark, options.next, arguments))
+    raise SystemExit(on_kubelab(options.keep, options.spark, options.next, options.cert_manager, arguments))
 
 
 if __name__ == "__main__":

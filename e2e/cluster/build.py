@@ -110,22 +110,28 @@ def kubernetes() -> None:
 
 def build_from_kubernetes(main: Path, binary: Path) -> None:
     """main: a main.go that imports packages of k8s.io/kubernetes."""
-    source = PLACES.cache / "src" / main.parent.name
-    source.mkdir(parents=True, exist_ok=True)
-    shutil.copy(main, source / "main.go")
     module = f"k8s.io/kubernetes@v{KUBE_VERSION}"
     found = json.loads(_go("mod", "download", "-json", module, cwd=Path("/"), capture=True))
     parent = json.loads(_go("mod", "edit", "-json", found["GoMod"], capture=True))
     staging = sorted(one["Old"]["Path"] for one in parent["Replace"] if one["New"]["Path"].startswith("./staging"))
     replaced = "\n".join(f"\t{path} => {path} v{STAGING_VERSION}" for path in staging)
-    (source / "go.mod").write_text(
+    major, minor, _ = KUBE_VERSION.split(".")
+    stamps = f"-X {STAMP}.gitVersion=v{KUBE_VERSION} -X {STAMP}.gitMajor={major} -X {STAMP}.gitMinor={minor}"
+    go_mod = (
         f"module kubelab\n\ngo {parent['Go']}\n\n"
         f"require k8s.io/kubernetes v{KUBE_VERSION}\n\nreplace (\n{replaced}\n)\n"
     )
+    build_program(main, go_mod, binary, stamps)
+
+
+def build_program(main: Path, go_mod: str, binary: Path, stamps: str = "") -> None:
+    """A module of our own, of this main.go and go.mod. stamps: for the linker."""
+    source = PLACES.cache / "src" / main.parent.name
+    source.mkdir(parents=True, exist_ok=True)
+    shutil.copy(main, source / "main.go")
+    (source / "go.mod").write_text(go_mod)
     (source / "go.sum").unlink(missing_ok=True)
     _go("mod", "tidy", cwd=source, quiet=True)
-    major, minor, _ = KUBE_VERSION.split(".")
-    stamps = f"-X {STAMP}.gitVersion=v{KUBE_VERSION} -X {STAMP}.gitMajor={major} -X {STAMP}.gitMinor={minor}"
     _go(*GO_BUILD, f"-s -w {stamps}", "-o", binary, ".", cwd=source)
 
 

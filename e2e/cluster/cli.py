@@ -8,6 +8,7 @@ from pathlib import Path
 
 from e2e.cluster import faults, images, lifecycle
 from e2e.cluster.build import build
+from e2e.cluster.cert_manager import cert_manager
 
 USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or an image registry.
 
@@ -16,6 +17,7 @@ USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or 
     kubelab exec -- CMD ...        run CMD inside the cluster's network with KUBECONFIG and PATH set
     kubelab base-image             make docker.io/library/python:3.11-slim-bookworm locally (debootstrap, podman)
     kubelab image CONTEXT TARGET=TAG ...       build targets of a Dockerfile and load them on every node
+    kubelab cert-manager STEP      build (about 3 minutes the first time), install or remove cert-manager
     kubelab load ARCHIVE           load a docker-archive on every node
     kubelab stop-node N | start-node N         power a node off (kill -9 of all that it runs) and on again
     kubelab cut-node N | join-node N           unplug a node's network cable, and plug it back in
@@ -48,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     image = command("image", images.image, "context", "targets")
     image.add_argument("context", type=Path)
     image.add_argument("targets", metavar="TARGET=TAG", nargs="+")
+    steps = command("cert-manager", cert_manager, "step")
+    steps.add_argument("step", choices=("build", "install", "remove"))
     command("load", images.load, "archive").add_argument("archive", type=Path)
     power, network = (faults.stop_node, faults.start_node), (faults.cut_node, faults.join_node)
     for harm in (*power, *network, faults.cut_api, faults.join_api):

@@ -61,7 +61,7 @@ def mode(cluster: ClusterUnderTest, wanted: str) -> float:
     """Waits until all nodes have it and the cluster is whole: seconds."""
 
     def lacks() -> list[str]:
-        found = cluster.object["status"].get("security")
+        found = cluster.object.get("status", {}).get("security")
         return [f"status.security: {found}, not {wanted}"] if found != wanted else cluster.unwhole()
 
     return wait_until(f"security is {wanted}", lacks, STEP_SECONDS)
@@ -87,9 +87,10 @@ def loads(secured: ClusterUnderTest, operator: Release, image: str) -> Iterator[
         load.remove()
 
 
-def token_pod(cluster: ClusterUnderTest, account: str) -> TokenPod:
+def token_pod(cluster: ClusterUnderTest, account: str, secret: str = "web") -> TokenPod:
+    """secret: whose ca.crt it trusts."""
     name = f"acts-client.{cluster.namespace}.svc"
-    return TokenPod(account, f"delaycluster.io/{cluster.namespace}/acts", "web", name)
+    return TokenPod(account, f"delaycluster.io/{cluster.namespace}/acts", secret, name)
 
 
 @pytest.mark.quick

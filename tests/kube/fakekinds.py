@@ -45,6 +45,7 @@ KINDS = (
     Kind("apps", "v1", "statefulsets", "StatefulSet", status=True),
     Kind("batch", "v1", "cronjobs", "CronJob", status=True),
     Kind("batch", "v1", "jobs", "Job", status=True),
+    Kind("cert-manager.io", "v1", "certificaterequests", "CertificateRequest", status=True),
     Kind("cert-manager.io", "v1", "certificates", "Certificate", status=True),
     Kind("cert-manager.io", "v1", "issuers", "Issuer", status=True),
     Kind("coordination.k8s.io", "v1", "leases", "Lease"),

@@ -81,6 +81,7 @@ class Kubelet:
         self.frozen: set[str] = set()  # pods by name
         self.expandable = True
         self.certificates_lack = False  # Secrets of pods that begin from now on
+        self.certificate_problem = ""  # as every node's lease has it
         self.lock = threading.RLock()
         self.processes: dict[str, Process] = {}  # by pod uid
         self.ends: dict[str, list[str]] = {}  # incarnations that ended in a pod, by its uid
@@ -289,6 +290,7 @@ class Kubelet:
         lease = NodeLease(
             process.node, process.incarnation, process.endpoint, "127.0.0.1:1", process.renewals, stopping=stopping,
             formats=process.versions, wire=process.versions, trust=trust, peer_tls=process.secured,
+            certificate_problem=self.certificate_problem,
             listeners=(ListenerEndpoint("tokens", process.endpoint),) if process.secured else (),
         )  # fmt: skip
         patch = objects.lease_patch(lease, process.pod_uid, 3, time.time_ns() // 1_000_000)

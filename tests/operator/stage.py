@@ -263,8 +263,8 @@ class Stage:
         body = {"metadata": {"name": name}, "spec": spec}
         self.server.store.apply(fakekinds.find("delayclusters"), NAMESPACE, name, body, manager)
 
-    def patch(self, plural: str, name: str, patch: Json) -> None:
-        self.server.store.patch(fakekinds.find(plural), NAMESPACE, name, patch, "somebody")
+    def patch(self, plural: str, name: str, patch: Json, part: str = "") -> None:
+        self.server.store.patch(fakekinds.find(plural), NAMESPACE, name, patch, "somebody", part)
 
     def delete(self, plural: str, name: str) -> None:
         self.server.store.delete(fakekinds.find(plural), NAMESPACE, name)

@@ -6,6 +6,7 @@ from typing import Any
 
 from delayregistry.security import AuthorizationMode, IssuerKind, SecuritySpec, read_document
 
+from tests.kube import fakekinds
 from tests.operator.stage import LEASE, NAMESPACE, Stage
 
 ORDERS = {"name": "orders", "queues": 2}
@@ -96,6 +97,38 @@ def test_cert_manager_is_asked_for_certificates_as_long_as_they_are_wanted(stage
     stage.edit(security={"mode": "Off", "certificates": None})
     stage.until(lambda: not stage.names("certificates") | stage.names("issuers"))
     stage.settled()
+
+
+def _say_ready(plural: str, name: str, ready: str, message: str, stage: Stage) -> None:
+    condition = {"type": "Ready", "status": ready, "message": message}
+    stage.patch(plural, name, {"status": {"conditions": [condition]}}, "status")
+
+
+def test_what_cert_manager_says_of_a_certificate_that_nodes_lack_is_in_the_condition(stage: Stage) -> None:
+    missing = 'Referenced "Issuer" not found: issuer.cert-manager.io "public" not found'
+    stage.kubelet.certificate_problem = "server: tls.crt can't be read"
+    stage.operator()
+    issuer = {"certManager": {"issuerRef": {"name": "public"}}}
+    stage.create(topics=[ORDERS], security={"mode": "Permissive", "certificates": issuer})
+    stage.until(lambda: "shop-peers-tls" in stage.names("certificates"))
+    for name, ready in (("shop-ca", "True"), ("shop-server-tls", "False"), ("shop-peers-tls", "False")):
+        _say_ready("certificates", name, ready, "Issuing certificate as Secret does not exist", stage)
+    for revision, why in (("10", missing), ("9", "an older request's")):
+        said = {"name": "shop-server-tls", "revision": revision}
+        about = {f"cert-manager.io/certificate-{key}": value for key, value in said.items()}
+        name = f"shop-server-tls-{revision}"
+        made = {"metadata": {"name": name, "annotations": about}, "spec": {}}
+        stage.server.store.create(fakekinds.find("certificaterequests"), NAMESPACE, made)
+        _say_ready("certificaterequests", name, "False", why, stage)
+    stage.until(lambda: missing in stage.condition("Degraded").get("message", ""), lambda: stage.condition("Degraded"))
+    said = stage.condition("Degraded")
+    assert said["reason"] == "CertificateUnusable"
+    assert said["message"].startswith(
+        f"Certificate shop-server-tls is not issued: {missing}; "
+        "Certificate shop-peers-tls is not issued: Issuing certificate as Secret does not exist; "
+    )
+    assert "older" not in said["message"]
+    assert "shop-ca" not in said["message"]
 
 
 def test_who_takes_the_jobs_name_is_refused(stage: Stage) -> None:

@@ -43,6 +43,7 @@ NETWORK_POLICY = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "network
 SECRET = ObjectKind("Secret", "", "v1", "secrets")  # of a cluster's own CA alone: kube/own_ca.py
 ISSUER = ObjectKind("Issuer", "cert-manager.io", "v1", "issuers")
 CERTIFICATE = ObjectKind("Certificate", "cert-manager.io", "v1", "certificates")
+CERTIFICATE_REQUEST = ObjectKind("CertificateRequest", "cert-manager.io", "v1", "certificaterequests")
 LEASE = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 POD_MONITOR = ObjectKind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors")
 CRON_JOB = ObjectKind("CronJob", "batch", "v1", "cronjobs")

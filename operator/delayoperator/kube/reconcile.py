@@ -29,7 +29,7 @@ from delayoperator.cluster.versions import decide_nodes_version
 from delayoperator.cluster.volumes import Volumes
 from delayoperator.control_loop.loop import LoopClock
 from delayoperator.crds.topic_merge import MergedTopics
-from delayoperator.kube import security
+from delayoperator.kube import cert_manager, security
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import Applier, ApplyOutcome, problem
 from delayoperator.kube.caches import HeldObjects
@@ -185,6 +185,7 @@ class ClusterReconciler:
             self._no_token,
             self._default_keys,
         )
+        secured = replace(secured, problems=[*self._not_issued(secured), *secured.problems])
         versions = decide_nodes_version(
             written, [f"n{number}" for number in range(max(size.nodes, size.pods))], nodes,
             settled=_is_settled(live, self._name, desired.image or self._image),
@@ -339,6 +340,15 @@ class ClusterReconciler:
                 return {"ownCA": {}} if self._may_keep_secrets else None
             raise
         return {"certManager": {}}
+
+    def _not_issued(self, secured: security.SecurityLook) -> list[ClusterProblem]:
+        """What cert-manager says of certificates that nodes lack."""
+        tls, reason = secured.tls, Reason.CERTIFICATE_UNUSABLE
+        if tls is None or not tls.cert_manager or all(it.reason is not reason for it in secured.problems):
+            return []
+        asked = (names.own_ca(self._name), tls.server, tls.peers)
+        said = cert_manager.why_lacking(self._api, self._namespace, asked)
+        return [ClusterProblem(reason, "; ".join(said))] if said else []
 
     def _document(self, view: ClusterView, live: LiveObjects) -> str:
         """The security document that nodes follow; "": there is none."""
