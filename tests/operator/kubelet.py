@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2
 from delayoperator.resources.names import SECURITY_MODE
 from delayregistry.kube import objects
@@ -89,6 +90,7 @@ class Kubelet:
         self.names: dict[str, tuple[str, int, str]] = {}  # topic, queue and the cluster that had it last, by uid
         self.kept: dict[str, tuple[str, ...]] = {}  # the in-sync set that the copies keep, by uid
         self.pending, self.released = PENDING, 0  # messages in each copy
+        self.oldest_ms = 0  # of each shard, as GetWheel says it
         self.groups: list[Any] = []  # of each shard, as DescribeGroup says them
         self.log_end = 100
         self.damaged: dict[tuple[str, str], str] = {}  # why a copy is of no use, by uid and node
@@ -391,13 +393,29 @@ class _Answers(grpc.GenericRpcHandler):
                 )
             case "/delay.v1.DelayService/GetWheel":
                 return grpc.unary_unary_rpc_method_handler(
-                    lambda request, context: delay_pb2.GetWheelResponse(
-                        shards=[delay_pb2.ShardWheel(released=self._kubelet.released)]
-                    ),
+                    self._wheel,
                     request_deserializer=delay_pb2.GetWheelRequest.FromString,
                     response_serializer=delay_pb2.GetWheelResponse.SerializeToString,
                 )
         return None
+
+    def _wheel(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Of the whole node what it leads, each with a slot of which the first half is within the range."""
+        kubelet = self._kubelet
+        if request.topic:
+            return delay_pb2.GetWheelResponse(shards=[delay_pb2.ShardWheel(released=kubelet.released)])
+        led = [it.spec for it in kubelet._of(self._process, kubelet._shards()).values()]
+        start, width, messages = (np.array([it]).tobytes() for it in (request.to_ms - 60_000, 120_000, kubelet.pending))
+        return delay_pb2.GetWheelResponse(
+            shards=[
+                delay_pb2.ShardWheel(
+                    topic=it.topic, queue=it.queue, pending=kubelet.pending, oldest_ms=kubelet.oldest_ms,
+                    slot_start=start, slot_width=width, messages=messages,
+                )
+                for it in led
+                if it.master == self._process.node
+            ]
+        )  # fmt: skip
 
     def _purge(self, request: Any, context: grpc.ServicerContext) -> Any:
         process, kubelet = self._process, self._kubelet

@@ -102,6 +102,22 @@ def test_a_topic_comes_and_changes_and_goes_and_its_messages_stay(stage: Stage) 
     stage.until(lambda: not surplus(stage, "mails-1"))
 
 
+def test_the_status_says_what_is_pending_due_soon_and_late(stage: Stage) -> None:
+    """Two shards, each with 500 pending, of which half are due within the hour; one call to each node tells it."""
+    stage.kubelet.pending, stage.kubelet.oldest_ms = 500, 1_700_000_000_000
+    stage.operator()
+    begin(stage)
+    add(stage, "mails", queues=2)
+    until(stage, "mails", "Serving")
+
+    def figures() -> Json:
+        status = stage.there("delaytopics", "mails")["status"]
+        return {field: status.get(field) for field in ("pending", "dueWithinHour", "oldestUnfinished")}
+
+    wanted = {"pending": 1_000, "dueWithinHour": 500, "oldestUnfinished": "2023-11-14T22:13:20Z"}
+    stage.until(lambda: figures() == wanted, figures, 30)
+
+
 def test_a_name_that_is_taken_and_a_spec_that_is_wrong_are_told_and_harm_nobody(stage: Stage) -> None:
     stage.operator()
     begin(stage)

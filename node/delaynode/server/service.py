@@ -94,11 +94,11 @@ class DelayService:
 
     async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
         shard, index = host.shard, host.shard.index
-        counting = index.begin_count()
+        counting = index.begin_count(to_ms)
         wheel = pb.ShardWheel(  # all as of one moment, so that it adds up
             topic=shard.identity.topic, queue=shard.identity.queue, node=self.node.config.node,
             watermark_ms=index.watermark.due, pending=index.pending, pending_bytes=index.pending_bytes,
-            released=shard.queue.end, epoch=shard.epoch, log_end=shard.log_end,
+            released=shard.queue.end, epoch=shard.epoch, log_end=shard.log_end, oldest_ms=shard.space.oldest_ms(),
         )  # fmt: skip
         start, width, count = await host.off_loop(counting)
         inside = (start + width > from_ms) & (start < to_ms)

@@ -145,11 +145,6 @@ class ControlLoop:
         """By node that has said what it has, how many copies on which no shard counts. From any thread."""
         return self._queries.spare_copies
 
-    @property
-    def pending(self) -> Mapping[int, int]:
-        """By uid, how many messages wait for their due, as the shard's copies said last. From any thread."""
-        return self._queries.pending
-
     def run(
         self,
         stop: threading.Event,

@@ -9,7 +9,7 @@ from delayregistry.model import NodeLease
 
 from delayoperator.control_loop.probe import NodeAnswer, Prober
 from delayoperator.control_loop.term_starts import TermStarts
-from delayoperator.plan import CopyView, Observed, ObservedNode, ObservedRole, Questions, patrolled, questions
+from delayoperator.plan import CopyView, Observed, ObservedNode, Questions, patrolled, questions
 from delayoperator.plan.adoption import serves_unnamed
 
 AGAIN_MS = 100  # a shard waits for a master and the world looks as before: a copy may have been opened since
@@ -50,16 +50,6 @@ class ReplicaQueries:
     def spare_copies(self) -> Mapping[str, int]:
         """By node that has said what it has, how many copies on which no shard counts."""
         return self._found.spare
-
-    @property
-    def pending(self) -> Mapping[int, int]:
-        """By uid, the messages that are not released yet, as the shard's copies said last. From any thread."""
-        found: dict[int, int] = {}
-        for it in list(self._last_answers.values()):
-            for uid, copy in it.answer.copies.items():
-                if copy.role in (ObservedRole.MASTER, ObservedRole.SLAVE):  # others may not know it
-                    found[uid] = max(copy.pending, found.get(uid, 0))
-        return found
 
     def query(
         self, seen: Observed, leases: Sequence[NodeLease], now_ms: int, *, changed: bool, missing: bool = False

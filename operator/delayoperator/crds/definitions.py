@@ -173,6 +173,8 @@ TOPIC: Final = CrdKind(
         Column("Queues", ".spec.queues", "Queues that are asked for.", "integer"),
         Column("Served", ".status.servedShards", "Shards whose master serves.", "integer"),
         Column("Pending", ".status.pending", "About how many messages wait for their due.", "integer"),
+        Column("Due 1h", ".status.dueWithinHour", "About how many are due within the hour.", "integer"),
+        Column("Lag", ".status.oldestUnfinished", "How long the oldest message waits for a group.", "date"),
         Column("Status", _ready("reason"), "Why it is ready, or is not."),
         _AGE,
         Column("Topic", ".spec.name", "The topic's name, where it is not the object's.", wide=True),

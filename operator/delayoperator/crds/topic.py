@@ -84,6 +84,16 @@ class DelayTopicStatus(Model):
         description="About how many messages wait for their due, to two digits and as of a minute ago. Absent: not "
         "known. Metrics have it exactly.",
     )
+    due_within_hour: Int | None = Field(
+        None, ge=0, description="About how many of these are due within the hour, likewise."
+    )
+    oldest_unfinished: StrictStr | None = Field(
+        None,
+        max_length=40,
+        description="About when the oldest message was released that some group is not done with. Absent: there is "
+        "none, it was released within the last minute, or it is not known.",
+        json_schema_extra={"format": "date-time"},
+    )
 
 
 class DelayTopic(Model):

@@ -223,10 +223,11 @@ class ClusterReconciler:
         topics_s: float | None = None
         if not paused and CONFIG_MAP not in outcome.written:  # else the next round sees it in force
             errors: list[ApiError] = []
-            pending = {} if shards is None else shards.pending
             if shards is not None:
                 errors, topics_s = self._topics.delete(topics, accepted.cluster, found, shards.new_prober)
-            errors += self._topics.tell(topics, accepted.cluster, settled, found, pending)
+            errors += self._topics.tell(
+                topics, accepted.cluster, settled, None if shards is None else shards.new_prober
+            )
             outcome.problems += [problem(error) for error in errors]
         observation = ClusterObservation(
             name=self._name,

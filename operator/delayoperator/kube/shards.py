@@ -105,10 +105,6 @@ class ShardsThread:
         """The caller's to close."""
         return self._prober()
 
-    @property
-    def pending(self) -> Mapping[int, int]:
-        return {} if self._loop is None else self._loop.pending
-
     def ended(self, incarnations: list[str]) -> tuple[str, ...]:
         """These processes have ended for certain. Returns those that this is news of."""
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from delayregistry.model import ClusterSpec, ShardObject
 from delayregistry.port import Registry
@@ -21,9 +22,11 @@ from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import DELAY_TOPIC
 from delayoperator.kube.referring import ReferringObjects, present
 from delayoperator.kube.topic_deletion import TopicDeletions, is_leaving, topic_of
+from delayoperator.kube.topic_loads import TopicLoads
 
+FIGURES = ("pending", "dueWithinHour", "oldestUnfinished")
 WAITING_S, STEP_S = 5.0, 0.5  # between looks at topics that are deleted
-PENDING_AGAIN_MS = 60_000  # between two writes of one that only count messages
+LAG_MS = 60_000  # what was released a shorter time ago is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,10 @@ class Topics:
         clock: LoopClock,
         namespaces: Sequence[str],
     ) -> None:
-        self._namespace, self._cluster, self._clock = namespace, cluster, clock
+        self._namespace, self._cluster, self._clock, self._registry = namespace, cluster, clock, registry
         self._objects = ReferringObjects(api, DELAY_TOPIC, (namespace, cluster), namespaces)
         self._deletions = TopicDeletions(api, registry)
-        self._counted_ms: dict[tuple[str, str], int] = {}  # when its messages were written last
+        self._loads = TopicLoads(clock)
 
     def look(
         self,
@@ -117,22 +120,21 @@ class Topics:
         found: TopicsLook,
         accepted: ClusterSpec | None,
         counted: ShardSummary,
-        shards: Sequence[ShardObject],
-        pending: Mapping[int, int],
+        new_prober: Callable[[], Prober] | None,
     ) -> list[ApiError]:
-        """Writes what became of each where that is news. accepted: what nodes are told. pending: by uid of the shards
-        whose copies have said it."""
+        """Writes what became of each where that is news. accepted: what nodes are told. new_prober: of the nodes, which
+        are asked for figures; None: they can't be asked yet."""
         errors = []
-        by_topic: dict[str, list[ShardObject]] = {}
-        for shard in shards:
-            by_topic.setdefault(shard.spec.topic, []).append(shard)
-        keys = {_key(it) for it in found.bodies}
-        self._counted_ms = {key: at_ms for key, at_ms in self._counted_ms.items() if key in keys}
         unserved = dict(zip(counted.unserved_names, counted.unserved, strict=True))
+        topics = [it.spec for body in found.bodies if (it := found.merged.told[_key(body)]).spec is not None]
+        waiting = {name.rpartition("-")[0] for name in unserved}
+        served = {it.name: it.queues for it in topics if it is not None and it.name not in waiting}
+        if served and new_prober is not None and self._loads.due(served):
+            self._ask(new_prober())
         for body in found.bodies:
             told = found.merged.told[_key(body)]
             try:
-                self._tell_one(body, told, accepted, by_topic, unserved, pending)
+                self._tell_one(body, told, accepted, unserved)
             except ApiError as error:
                 errors.append(error)
         return _counted(errors)
@@ -142,15 +144,14 @@ class Topics:
         body: Json,
         told: ToldTopic,
         accepted: ClusterSpec | None,
-        by_topic: Mapping[str, Sequence[ShardObject]],
         unserved: Mapping[str, str],
-        pending: Mapping[int, int],
     ) -> None:
         if told.spec is None:
             reason = told.refused or TopicReason.NOT_APPLIED
             self._objects.tell(
-                body, self._clock, False, str(reason), told.message, shards=None, servedShards=None, pending=None
-            )
+                body, self._clock, False, str(reason), told.message, shards=None, servedShards=None,
+                **dict.fromkeys(FIGURES),
+            )  # fmt: skip
             return
         topic = told.spec
         names = [f"{topic.name}-{queue}" for queue in range(topic.queues)]
@@ -166,22 +167,27 @@ class Topics:
         else:
             ready, reason, message = True, TopicReason.SERVING, f"served: {topic.queues} of {topic.queues} shards"
         served = topic.queues - len(waiting) if in_force else 0
-        count = self._pending(body, by_topic.get(topic.name, ()), pending)
+        figures = self._figures(body, topic.name, topic.queues)
         self._objects.tell(
-            body, self._clock, ready, str(reason), message, shards=topic.queues, servedShards=served, pending=count
+            body, self._clock, ready, str(reason), message, shards=topic.queues, servedShards=served, **figures
         )
 
-    def _pending(self, body: Json, shards: Sequence[ShardObject], pending: Mapping[int, int]) -> int | None:
-        """What is written of it already, unless that is old. None: no copy of a shard has said it."""
-        before, key, now_ms = (body.get("status") or {}).get("pending"), _key(body), self._clock.monotonic_ms()
-        counts = [pending.get(shard.spec.uid) for shard in shards]
-        known = [it for it in counts if it is not None]
-        if len(known) < len(counts) or not counts:
-            return int(before) if before is not None else None
-        if before is not None and now_ms - self._counted_ms.get(key, -PENDING_AGAIN_MS) < PENDING_AGAIN_MS:
-            return int(before)
-        self._counted_ms[key] = now_ms
-        return rounded(sum(known))
+    def _ask(self, prober: Prober) -> None:
+        try:
+            if isinstance(prober, GrpcProber):
+                self._loads.look(self._registry.list_leases(), prober)
+        finally:
+            prober.close()
+
+    def _figures(self, body: Json, topic: str, queues: int) -> Json:
+        """What is written of it already, where a shard's master has not said it."""
+        load = self._loads.of(topic, queues)
+        if load is None:
+            before = body.get("status") or {}
+            return {field: before.get(field) for field in FIGURES}
+        late = load.oldest_ms and self._clock.wall_ms() - load.oldest_ms > LAG_MS
+        oldest = datetime.fromtimestamp(load.oldest_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if late else None
+        return dict(zip(FIGURES, (rounded(load.pending), rounded(load.due), oldest), strict=True))
 
 
 def _counted(errors: Sequence[ApiError]) -> list[ApiError]:

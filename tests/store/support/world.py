@@ -419,3 +419,7 @@ class WorldBase:
                 expected[slot, width] = expected.get((slot, width), 0) + 1
         got = {(t, w): c for t, w, c in zip(times, widths, counts, strict=True) if t > first}
         assert got == expected
+        for end in (first + HOUR_MS, bound + HOUR_MS // 2):
+            times, widths, counts = (column.tolist() for column in self.shard.index.begin_count(end)())
+            part = {(t, w): c for t, w, c in zip(times, widths, counts, strict=True) if first < t < end}
+            assert part == {(t, w): count for (t, w), count in expected.items() if t < end}

@@ -111,6 +111,11 @@ class SpaceReclaimer:
         marked = self.release_times[at][0] if at >= 0 else 0
         return max(marked, int(self._queue.read(offset, 1)["due"][0]))
 
+    def oldest_ms(self) -> int:
+        """released_ms() of the oldest message that some group is not done with; 0: none, or there is no group."""
+        oldest = self._consumers.lowest_needed()
+        return self.released_ms(oldest) if self._consumers.groups and oldest < self._queue.visible else 0
+
     # ------------------------------------------------------------ TRIM
     def keep_from(self, now_ms: int) -> int:
         """The first queue offset that is still to be kept."""

@@ -406,18 +406,20 @@ class TimerIndex:
         return total
 
     # ------------------------------------------------------------ views
-    def begin_count(self) -> Callable[[], tuple[I64, I64, I64]]:
+    def begin_count(self, end_ms: int = 2**62) -> Callable[[], tuple[I64, I64, I64]]:
         """The load to come, to be run on any thread: (slot start ms, width ms, live messages) by time.
 
-        The minute that is being released counts what the window still holds of it.
+        The minute that is being released counts what the window still holds of it. Slots that begin at `end_ms` or
+        later may be missing, or have too few.
         """
+        end_ms = min(end_ms, 2**62)
         low, minute_ms, hour_ms = self.minute.slot_time(self.watermark.due), self.minute.width_ms, self.hour.width_ms
         begun = self.window.count_below(low + minute_ms)
         times, nums, widths = [np.array([low])], [np.array([begun])], [np.array([minute_ms])]
         low += minute_ms
         for wheel, begin, end in (
-            (self.minute, low, self.minute_bound_ms),
-            (self.hour, self.minute_bound_ms, 2**62),
+            (self.minute, low, min(self.minute_bound_ms, end_ms)),
+            (self.hour, self.minute_bound_ms, end_ms),
         ):
             time, num = wheel.counts(begin, end)
             times.append(time)
@@ -427,7 +429,7 @@ class TimerIndex:
 
         def run() -> tuple[I64, I64, I64]:
             for part in unflushed:
-                rows = part[part["due"] >= low]
+                rows = part[(part["due"] >= low) & (part["due"] < end_ms + hour_ms)]  # whole slots
                 due = rows["due"]
                 width = np.where(due < bound_ms, minute_ms, hour_ms).astype(np.int64)
                 times.append(due - due % width)
