@@ -1,0 +1,230 @@
+"""Celery itself, its workers in processes of their own, on `delaycluster://` with a real node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from delayclient import sync
+from delayclient.celery import NotTaken, due_ms
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from tests.client.support import celerytasks
+
+SUPPORT = Path(celerytasks.__file__).parent
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "celery"
+TOPICS = ("due", "retry", "revoke", "killed", "long", "warm", "errors", "foreign", "shop-tasks")
+READY_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    topics = [TopicSpec(name, 4) for name in TOPICS]
+    with LocalCluster(tmp_path_factory.mktemp("celery"), nodes=1, topics=topics) as cluster:
+        cluster.wait_ready()
+        yield cluster
+
+
+class Shop:
+    """An application on one topic: tasks are sent from here, workers run beside."""
+
+    def __init__(self, endpoint: str, queue: str, log: Path) -> None:
+        self.endpoint, self.queue, self.log = endpoint, queue, log
+        self.app: Celery = celerytasks.app
+        self.broker = f"delaycluster://{endpoint}"
+        self.app.conf.update(task_default_queue=queue, broker_url=self.broker)
+
+    def send(self, task: str, *args: object, **options: object):
+        return self.app.send_task(f"tests.client.support.celerytasks.{task}", args, queue=self.queue, **options)
+
+    @contextmanager
+    def worker(
+        self,
+        *words: str,
+        module: str = "tests.client.support.celerytasks",
+        folder: Path | None = None,
+        lease: str = "2s",
+    ):
+        own = {"BROKER": self.broker, "QUEUE": self.queue, "LOG": str(self.log), "LEASE": lease}
+        environment = os.environ | own
+        command = [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "INFO", *words]
+        said = self.log.with_suffix(f".{time.monotonic_ns()}.worker")
+        with open(said, "wb") as output:
+            process = subprocess.Popen(
+                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
+            )
+        try:
+            wait(lambda: " ready." in said.read_text(), said)
+            process.said = said  # type: ignore[attr-defined]
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(20)
+                finally:
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
+
+    def lines(self, first: str = "") -> list[list[str]]:
+        text = self.log.read_text() if self.log.exists() else ""
+        return [line.split() for line in text.splitlines() if line.startswith(first)]
+
+    def pending(self) -> int:
+        with sync.Admin(self.endpoint) as admin:
+            return len(list(admin.list_pending(self.queue)))
+
+
+def wait(what: Callable[[], object], about: object = "", seconds: float = READY_S) -> None:
+    end_s = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end_s, about.read_text()[-3000:] if isinstance(about, Path) else about
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def shop(cluster: LocalCluster, tmp_path: Path, request: pytest.FixtureRequest) -> Shop:
+    return Shop(cluster.endpoints[0], request.param, tmp_path / "log")
+
+
+def on(topic: str):
+    return pytest.mark.parametrize("shop", [topic], indirect=True)
+
+
+@on("due")
+def test_tasks_wait_in_the_cluster_and_run_when_they_are_due(shop: Shop) -> None:
+    with shop.worker("-c", "2") as worker:
+        due_s = time.time() + 4
+        for name in range(20):
+            shop.send("note", name, due_s, countdown=due_s - time.time())
+        assert shop.pending() == 20
+        assert " received" not in worker.said.read_text(), "a worker has what is not due"
+        wait(lambda: len(shop.lines()) == 20, worker.said)
+    late_s = [float(late) for _, late in shop.lines()]
+    assert min(late_s) >= 0
+    assert max(late_s) < 1
+    assert sorted(int(name) for name, _ in shop.lines()) == list(range(20))
+
+
+@on("retry")
+def test_retries_are_sent_by_pool_processes_that_are_forked_again_and_again(shop: Shop) -> None:
+    with shop.worker("-c", "1", "--max-tasks-per-child", "1") as worker:
+        shop.send("again", 3)
+        wait(lambda: len(shop.lines("try")) == 4, worker.said)
+    assert [line[1] for line in shop.lines("try")] == ["0", "1", "2", "3"]
+    assert len({line[2] for line in shop.lines("try")}) == 4
+
+
+@on("revoke")
+def test_revoked_task_leaves_the_cluster_and_never_runs(shop: Shop) -> None:
+    kept = shop.send("note", "kept", countdown=3)
+    tasks = [shop.send("note", "revoked", countdown=3) for _ in range(3)]
+    assert kept.id not in [task.id for task in tasks]
+    assert shop.pending() == 4
+    shop.app.control.revoke([task.id for task in tasks])
+    with pytest.raises(NotTaken, match="no remote control but revoke"):
+        shop.app.control.ping()
+    assert shop.pending() == 1
+    with shop.worker("-c", "1") as worker:
+        wait(lambda: shop.lines("kept"), worker.said)
+    assert not shop.lines("revoked")
+
+
+@on("long")
+def test_task_that_takes_longer_than_a_lease_runs_once(shop: Shop) -> None:
+    with shop.worker("-c", "1", "-n", "a@%h"), shop.worker("-c", "1", "-n", "b@%h"):
+        shop.send("long", "x", 4.5)
+        wait(lambda: shop.lines("end"))
+        time.sleep(1)
+    assert shop.lines("begin") == [["begin", "x", "False"]]
+
+
+@on("killed")
+def test_killed_workers_task_comes_again_at_once_and_says_so(shop: Shop) -> None:
+    with shop.worker("-c", "1", "-n", "a@%h") as first:
+        shop.send("long", "x", 3)
+        wait(lambda: shop.lines("begin"), first.said)
+        os.killpg(first.pid, signal.SIGKILL)  # its pool and its agent too: only the lease's end is left
+        with shop.worker("-c", "1", "-n", "b@%h") as second:
+            wait(lambda: shop.lines("end"), second.said)
+    assert shop.lines("begin") == [["begin", "x", "False"], ["begin", "x", "True"]]
+
+
+@on("warm")
+def test_worker_that_is_told_to_end_gives_back_what_it_did_not_begin(shop: Shop) -> None:
+    with shop.worker("-c", "1", "--prefetch-multiplier", "8", lease="60s") as first:  # none ends by itself
+        for name in range(5):
+            shop.send("long", name, 1)
+        wait(lambda: shop.lines("begin"), first.said)
+        first.terminate()
+        first.wait(20)
+    ended = len(shop.lines("end"))
+    assert 1 <= ended < 5
+    with shop.worker("-c", "4") as second:
+        wait(lambda: len(shop.lines("end")) == 5, second.said)
+    assert {line[2] for line in shop.lines("begin")} == {"False"}, "an attempt was lost"
+    assert len(shop.lines("begin")) == 5
+
+
+@on("errors")
+def test_errors_say_what_is_wrong(shop: Shop) -> None:
+    with pytest.raises(NotTaken, match="unknown topic 'nix'"):
+        shop.app.send_task("t", queue="nix")
+    with pytest.raises(NotTaken, match="DELAY_TOO_LONG"):
+        shop.send("note", countdown=60 * 86_400)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = Connection(f"delaycluster://127.0.0.1:{closed.getsockname()[1]}")
+        with nowhere, pytest.raises(OperationalError, match="reach"):
+            nowhere.ensure_connection(max_retries=1)
+    with Connection(shop.broker) as connection, connection.channel() as channel:
+        with pytest.raises(NotTaken, match="deleted where the cluster's topics are declared"):
+            channel._delete("errors")
+        shop.send("note", countdown=60)
+        assert channel.queue_purge("errors") == 1
+        assert shop.pending() == 0
+
+
+@on("foreign")
+def test_what_celery_did_not_send_is_a_dead_letter_and_ends_no_worker(shop: Shop) -> None:
+    with sync.Producer(shop.endpoint) as producer, sync.Admin(shop.endpoint) as admin:
+        for body in (b"", b"[]", b"{}", b'{"properties": 1}', b"\xff"):
+            producer.send("foreign", body)
+        shop.send("note", "real")
+        with shop.worker("-c", "1") as worker:
+            wait(lambda: shop.lines("real"), worker.said)
+            wait(lambda: sum(queue.dead for queue in admin.groups("foreign", "celery")) == 5, worker.said)
+
+
+@on("shop-tasks")
+def test_example_cancels_what_is_not_paid(shop: Shop) -> None:
+    environment = os.environ | {"BROKER": shop.broker, "PAYMENT_TIMEOUT_S": "4"}
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "shop.py", *words]
+        return subprocess.run(command, cwd=EXAMPLE, env=environment, check=True, capture_output=True, text=True).stdout
+
+    paid = run("paid").strip()
+    run("unpaid")
+    run("--paid", paid)
+    with shop.worker("-c", "1", module="shop", folder=EXAMPLE) as worker:
+        wait(lambda: "cancelled unpaid" in worker.said.read_text(), worker.said)
+        assert "cancelled paid" not in worker.said.read_text()
+
+
+def test_eta_is_rounded_up_and_without_a_zone_the_applications() -> None:
+    assert due_ms("2026-11-26T12:00:00.000001+00:00") == due_ms("2026-11-26T12:00:00.001+00:00")
+    assert due_ms("2026-11-26T13:00:00+01:00") == due_ms("2026-11-26T12:00:00+00:00")
+    assert due_ms("2026-11-26T12:00:00") == due_ms("2026-11-26T12:00:00+00:00")
