@@ -1,0 +1,71 @@
+"""Django's tasks with a real node: the project of docs/examples/django, its worker in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from delayclient import sync
+from delayclient.django.backend import DelayBackend
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
+
+PROJECT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "django"
+
+
+def wait(what: Callable[[], object], about: Path) -> None:
+    end_s = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < end_s, about.read_text()[-3000:]
+        time.sleep(0.05)
+
+
+def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path / "c", nodes=1, topics=[TopicSpec("shop-tasks", 4)]) as cluster:
+        cluster.wait_ready()
+        endpoint, said = cluster.endpoints[0], tmp_path / "worker"
+        environment = os.environ | {"DELAY_ENDPOINT": endpoint, "PAYMENT_TIMEOUT_S": "4", "PYTHONUNBUFFERED": "1"}
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "manage.py", *words]
+            return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+
+        def place(order: str) -> str:
+            placed = run("place", order)
+            assert placed.returncode == 0, placed.stderr
+            return placed.stdout.strip()
+
+        with open(said, "wb") as output, sync.Producer(endpoint) as producer, sync.Admin(endpoint) as admin:
+            worker = subprocess.Popen(
+                [sys.executable, "manage.py", "delay_worker", "--threads", "2"],
+                cwd=PROJECT, env=environment, stdout=output, stderr=output,
+            )  # fmt: skip
+            try:
+                wait(lambda: "ready: shop-tasks" in said.read_text(), said)
+                environment["PAYMENT_TIMEOUT_S"] = "20"
+                paid = place("order-paid")
+                (row,) = admin.cancel_by_key("shop-tasks", paid)
+                assert row.outcome.name == "CANCELLED"
+                environment["PAYMENT_TIMEOUT_S"] = "3"
+                for order in ("order-1", "order-2", "nonsense"):
+                    place(order)
+                for body in (b"{}", b"\xff", b'{"task": "os.getpid", "id": "1", "args": [], "kwargs": {}}'):
+                    producer.send("shop-tasks", body)
+                wait(lambda: {"cancelled order-1", "cancelled order-2"} <= set(said.read_text().splitlines()), said)
+                wait(lambda: sum(queue.dead for queue in admin.groups("shop-tasks", "django")) == 4, said)
+                assert "order-paid" not in said.read_text()
+                worker.terminate()
+                assert worker.wait(15) == 0, said.read_text()
+            finally:
+                if worker.poll() is None:
+                    worker.kill()
+
+
+def test_unknown_option_is_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"TASKS\['x'\]: unknown OPTIONS: endpoint; there are endpoints, "):
+        DelayBackend("x", {"OPTIONS": {"endpoint": "a"}})
