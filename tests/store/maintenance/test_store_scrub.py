@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 from delaynode.store.errors import Damaged
+from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.maintenance import scrub
-from delaynode.store.maintenance.scrub import Scrub, size_of
+from delaynode.store.maintenance.scrub import Scrub, scrub_segment, size_of
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 
 from tests.store.support.consuming import World
@@ -177,3 +178,18 @@ def test_a_shard_that_goes_on_is_scrubbed_meanwhile_and_found_well() -> None:
 
         for _ in range(3):
             lap(world, rng.random(), live_on)
+
+
+@pytest.mark.parametrize("part", ["timerlog", "queue"])
+def test_a_segment_that_is_cut_off_in_a_unit_is_damaged(part: str) -> None:
+    """Of a copy that is not in use: `delaynode verify` looks at what only an older checkpoint needs."""
+    world = lived(4)
+    for path, size in closed(world, part):
+        whole = bytes(world.disk.files[path].data)
+        directory, _, base = path.rpartition("/")
+        for cut in (1, 7, 47):
+            world.disk.files[path].data[:] = whole[: size - cut]
+            file = SegmentedFile(world.disk, directory, 1 << 30)
+            with pytest.raises(Damaged, match=path):
+                scrub_segment(part, file, int(base), world.shard.identity.uid)
+        world.disk.files[path].data[:] = whole

@@ -120,6 +120,8 @@ class FlushStep(ScrubStep):
     def _flush(self, position: int) -> int:
         """One flush, in parts; returns where it ends."""
         chunk = self.scrub_range
+        if position + UNIT_BYTES > chunk.end:
+            raise chunk.bad(position, "the file is cut off in a flush header")
         header = np.frombuffer(self._read(position, UNIT_BYTES), STORED).copy()
         count, expected, kind = int(header["offset"][0]), int(header["key"][0]), int(header["magic"][0])
         header["key"] = 0
@@ -147,6 +149,8 @@ class QueueStep(ScrubStep):
     def _check_next(self) -> None:
         chunk = self.scrub_range
         size = min(STEP_BYTES // QUEUED_BYTES * QUEUED_BYTES, chunk.end - chunk.offset)
+        if rest := size % QUEUED_BYTES:
+            raise chunk.bad(chunk.offset + size - rest, "the file is cut off in a unit")
         rows = np.frombuffer(self._read(chunk.offset, size), QUEUED)
         wrong = first_difference(rows["own"], queue_checks(rows, chunk.offset // QUEUED_BYTES, self._uid))
         if wrong >= 0:
