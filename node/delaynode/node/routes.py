@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -43,12 +42,16 @@ class Routes:
         self._peers = peers
         self.cluster: ClusterSpec | None = None
         self.objects: dict[tuple[str, int], ShardObject] = {}
+        self._queues: dict[str, list[ShardObject]] = {}  # by topic, in the order of their numbers
         self.leases: dict[str, NodeLease] = {}
         self.was_read = False  # the registry has answered once
 
     def update(self, cluster: ClusterSpec | None, shards: Iterable[ShardObject]) -> None:
         self.cluster = cluster
         self.objects = {(shard.spec.topic, shard.spec.queue): shard for shard in shards}
+        self._queues = {}
+        for _, shard in sorted(self.objects.items()):
+            self._queues.setdefault(shard.spec.topic, []).append(shard)
         self.was_read = True
 
     def shard(self, topic: str, queue: int) -> ShardObject:
@@ -105,19 +108,24 @@ class Routes:
 
     def topics(self) -> list[str]:
         """The topics whose queues have all been made. Raises Refused as queues() does."""
-        if not self.was_read:  # a node that has just started must not say that there is no such topic
-            raise Refused("NOT_SERVING", "this node has not heard from the registry yet")
-        made = Counter(topic for topic, _ in self.objects)
+        self._check_read()
         wanted = {spec.name: spec.queues for spec in self.cluster.topics} if self.cluster else {}
-        return sorted(topic for topic, count in made.items() if count >= wanted.get(topic, 0))
+        return sorted(topic for topic, made in self._queues.items() if len(made) >= wanted.get(topic, 0))
 
     def queues(self, topic: str) -> list[ShardObject]:
         """All queues of a topic. Raises Refused UNKNOWN_TOPIC, or NOT_SERVING when that may only be so for now."""
-        if topic not in self.topics():
-            if self.cluster is not None and self.cluster.topic(topic) is not None:
-                raise Refused("NOT_SERVING", f"the queues of topic {topic!r} are not all made yet")
-            raise Refused("UNKNOWN_TOPIC", f"there is no topic {topic!r}")
-        return sorted((s for s in self.objects.values() if s.spec.topic == topic), key=lambda s: s.spec.queue)
+        self._check_read()
+        wanted = self.cluster.topic(topic) if self.cluster is not None else None
+        made = self._queues.get(topic, [])
+        if made and (wanted is None or len(made) >= wanted.queues):
+            return made
+        if wanted is not None:
+            raise Refused("NOT_SERVING", f"the queues of topic {topic!r} are not all made yet")
+        raise Refused("UNKNOWN_TOPIC", f"there is no topic {topic!r}")
+
+    def _check_read(self) -> None:
+        if not self.was_read:  # a node that has just started must not say that there is no such topic
+            raise Refused("NOT_SERVING", "this node has not heard from the registry yet")
 
     def release_rate(self, shard: ShardObject) -> int | None:
         """The shard's part of its topic's maxReleasePerSecond."""

@@ -198,12 +198,12 @@ class Door:
             shards = self.queues("Enqueue", call, topic)
         except Refused as refused:
             return refused
-        served = [shard.spec.queue for shard in shards if self._is_served(topic, shard.spec.queue)]
-        if near:
-            served = [queue for queue in served if self.local(topic, queue)] or served
-        first = next(self._turn)
-        queues = served or [shard.spec.queue for shard in shards]
-        return _Choice(len(shards), queues, first, self.node.routes.deduplicates(topic))
+        first = next(self._turn) % len(shards)
+        turn = [shard.spec.queue for shard in (*shards[first:], *shards[:first])]
+        any_queue = next((queue for queue in turn if near and self.local(topic, queue)), None)
+        if any_queue is None:
+            any_queue = next((queue for queue in turn if self._is_served(topic, queue)), turn[0])
+        return _Choice(len(shards), any_queue, self.node.routes.deduplicates(topic))
 
     def _is_served(self, topic: str, queue: int) -> bool:
         try:
@@ -376,11 +376,10 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Which queue a message of a topic goes to. served: the queues for those that may go to any, from `first` on."""
+    """Which queue a message of a topic goes to. any_queue: that of all that may go to any."""
 
     queues: int
-    served: list[int]
-    first: int
+    any_queue: int
     deduplicates: bool
 
     def queue_of(self, one: Outgoing, *, by_id: bool) -> int:
@@ -389,7 +388,7 @@ class _Choice:
             return crc32(one.key.encode()) % self.queues
         if by_id:
             return int.from_bytes(hash_id(one.message_id)[:4], "little") % self.queues
-        return self.served[self.first % len(self.served)]
+        return self.any_queue
 
 
 @dataclass(frozen=True, slots=True)
