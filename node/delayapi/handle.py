@@ -7,21 +7,22 @@ check  = crc32 of all before it; numbers are little-endian
 
 from __future__ import annotations
 
-import binascii
 import struct
 import zlib
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delayapi import checked_text
+from delayapi.checked_text import CHECK_BYTES, short
+
 _VERSION: Final = 1
 _TAIL: Final = struct.Struct("<IQqq")
-_CHECK: Final = struct.Struct("<I")
 _MAX_TOPIC_BYTES: Final = 255
-_MAX_TEXT: Final = (2 + _MAX_TOPIC_BYTES + _TAIL.size + _CHECK.size + 2) // 3 * 4
+_MAX_TEXT: Final = (2 + _MAX_TOPIC_BYTES + _TAIL.size + CHECK_BYTES + 2) // 3 * 4
 
 
 class BadHandle(ValueError):
@@ -41,27 +42,28 @@ class Handle:
     def encode(self) -> str:
         """The handle's text. Raises ValueError for a topic over 255 bytes."""
         packed = _head(self.topic) + _TAIL.pack(self.queue, self.uid, self.due_ms, self.seq)
-        return urlsafe_b64encode(packed + _CHECK.pack(zlib.crc32(packed))).rstrip(b"=").decode()
+        return checked_text.encode(packed)
 
     @classmethod
     def decode(cls, text: str) -> Handle:
         """The handle of a text. Raises BadHandle."""
-        raw = _decode_text(text)
-        if len(raw) < 2 + _TAIL.size + _CHECK.size:
-            raise BadHandle(f"handle {_short(text)} is cut off: {len(raw)} bytes")
+        try:
+            raw = checked_text.decode(text, "handle", _MAX_TEXT)
+        except ValueError as error:
+            raise BadHandle(str(error)) from None
+        if len(raw) < 2 + _TAIL.size + CHECK_BYTES:
+            raise BadHandle(f"handle {short(text)} is cut off: {len(raw)} bytes")
         version, topic_length = raw[0], raw[1]
         if version != _VERSION:
-            raise BadHandle(f"handle {_short(text)} has version {version}; this client knows version {_VERSION}")
-        if len(raw) != 2 + topic_length + _TAIL.size + _CHECK.size:
-            raise BadHandle(
-                f"handle {_short(text)} has {len(raw)} bytes, its topic length {topic_length} asks for more"
-            )
-        if zlib.crc32(raw[: -_CHECK.size]) != _CHECK.unpack(raw[-_CHECK.size :])[0]:
-            raise BadHandle(f"handle {_short(text)} fails its check: it was mistyped or changed")
+            raise BadHandle(f"handle {short(text)} has version {version}; this client knows version {_VERSION}")
+        if len(raw) != 2 + topic_length + _TAIL.size + CHECK_BYTES:
+            raise BadHandle(f"handle {short(text)} has {len(raw)} bytes, its topic length {topic_length} asks for more")
+        if not checked_text.is_whole(raw):
+            raise BadHandle(f"handle {short(text)} fails its check: it was mistyped or changed")
         try:
             topic = raw[2 : 2 + topic_length].decode()
         except UnicodeDecodeError:
-            raise BadHandle(f"handle {_short(text)} has a topic that is not UTF-8") from None
+            raise BadHandle(f"handle {short(text)} has a topic that is not UTF-8") from None
         queue, uid, due_ms, seq = _TAIL.unpack_from(raw, 2 + topic_length)
         return cls(topic, queue, uid, due_ms, seq)
 
@@ -70,7 +72,7 @@ def encode_handles(topic: str, queue: int, uid: int, due_ms: NDArray[np.int64], 
     """The texts of n messages of one shard; `due_ms` and `seq` are i64[n]. Vectorised."""
     head = _head(topic) + struct.pack("<IQ", queue, uid)
     n = len(due_ms)
-    row_bytes = len(head) + 16 + _CHECK.size
+    row_bytes = len(head) + 16 + CHECK_BYTES
     # Rows padded to whole base64 groups can be encoded in one call; the padding's characters are cut off again.
     padded = -(-row_bytes // 3) * 3
     rows = np.zeros((n, padded), np.uint8)
@@ -111,20 +113,3 @@ def _head(topic: str) -> bytes:
     if len(encoded) > _MAX_TOPIC_BYTES:
         raise ValueError(f"topic {topic[:20]!r}... has {len(encoded)} bytes; at most {_MAX_TOPIC_BYTES} fit a handle")
     return bytes((_VERSION, len(encoded))) + encoded
-
-
-def _decode_text(text: str) -> bytes:
-    if not text:
-        raise BadHandle("an empty handle")
-    if len(text) > _MAX_TEXT:
-        raise BadHandle(f"handle {_short(text)} is too long: {len(text)} characters")
-    if not text.isascii() or not text.replace("-", "A").replace("_", "A").isalnum():
-        raise BadHandle(f"handle {_short(text)} has a character outside A-Z a-z 0-9 - _")
-    try:
-        return urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error as cause:
-        raise BadHandle(f"handle {_short(text)} is cut off: {cause}") from None
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 24 else text[:21] + "...")

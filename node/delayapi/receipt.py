@@ -10,18 +10,17 @@ It grants nothing: whoever shows it needs the right to consume, and the attempt 
 
 from __future__ import annotations
 
-import binascii
 import struct
-import zlib
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from typing import Final
 
+from delayapi import checked_text
+from delayapi.checked_text import CHECK_BYTES, short
+
 _VERSION: Final = 1
 _TAIL: Final = struct.Struct("<IQqIq")
-_CHECK: Final = struct.Struct("<I")
 _MAX_NAME_BYTES: Final = 255
-_MAX_TEXT: Final = (3 + 2 * _MAX_NAME_BYTES + _TAIL.size + _CHECK.size + 2) // 3 * 4
+_MAX_TEXT: Final = (3 + 2 * _MAX_NAME_BYTES + _TAIL.size + CHECK_BYTES + 2) // 3 * 4
 
 
 class BadReceipt(ValueError):
@@ -48,40 +47,28 @@ class Receipt:
             raise ValueError(f"a receipt has room for names of {_MAX_NAME_BYTES} bytes")
         tail = _TAIL.pack(self.queue, self.uid, self.offset, self.attempt, self.until_ms)
         packed = bytes((_VERSION, len(topic), len(group))) + topic + group + tail
-        return urlsafe_b64encode(packed + _CHECK.pack(zlib.crc32(packed))).rstrip(b"=").decode()
+        return checked_text.encode(packed)
 
     @classmethod
     def decode(cls, text: str) -> Receipt:
         """The receipt of a text. Raises BadReceipt."""
-        raw = _decode_text(text)
-        if len(raw) < 3 + _TAIL.size + _CHECK.size:
-            raise BadReceipt(f"receipt {_short(text)} is cut off: {len(raw)} bytes")
+        try:
+            raw = checked_text.decode(text, "receipt", _MAX_TEXT)
+        except ValueError as error:
+            raise BadReceipt(str(error)) from None
+        if len(raw) < 3 + _TAIL.size + CHECK_BYTES:
+            raise BadReceipt(f"receipt {short(text)} is cut off: {len(raw)} bytes")
         version, of_topic, of_group = raw[0], raw[1], raw[2]
         if version != _VERSION:
-            raise BadReceipt(f"receipt {_short(text)} has version {version}; this node knows version {_VERSION}")
+            raise BadReceipt(f"receipt {short(text)} has version {version}; this node knows version {_VERSION}")
         names_end = 3 + of_topic + of_group
-        if len(raw) != names_end + _TAIL.size + _CHECK.size:
-            raise BadReceipt(f"receipt {_short(text)} has {len(raw)} bytes, its names ask for another length")
-        if zlib.crc32(raw[: -_CHECK.size]) != _CHECK.unpack(raw[-_CHECK.size :])[0]:
-            raise BadReceipt(f"receipt {_short(text)} fails its check: it was mistyped or changed")
+        if len(raw) != names_end + _TAIL.size + CHECK_BYTES:
+            raise BadReceipt(f"receipt {short(text)} has {len(raw)} bytes, its names ask for another length")
+        if not checked_text.is_whole(raw):
+            raise BadReceipt(f"receipt {short(text)} fails its check: it was mistyped or changed")
         try:
             topic, group = raw[3 : 3 + of_topic].decode(), raw[3 + of_topic : names_end].decode()
         except UnicodeDecodeError:
-            raise BadReceipt(f"receipt {_short(text)} has a name that is not UTF-8") from None
+            raise BadReceipt(f"receipt {short(text)} has a name that is not UTF-8") from None
         queue, uid, offset, attempt, until_ms = _TAIL.unpack_from(raw, names_end)
         return cls(topic, queue, uid, group, offset, attempt, until_ms)
-
-
-def _decode_text(text: str) -> bytes:
-    if len(text) > _MAX_TEXT:
-        raise BadReceipt(f"receipt {_short(text)} has {len(text):,} characters; the longest has {_MAX_TEXT:,}")
-    if not text.isascii() or not text.replace("-", "A").replace("_", "A").isalnum():
-        raise BadReceipt(f"receipt {_short(text)} has a character outside A-Z a-z 0-9 - _, or none")
-    try:
-        return urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except binascii.Error as cause:
-        raise BadReceipt(f"receipt {_short(text)} is cut off: {cause}") from None
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")
