@@ -56,8 +56,11 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
                     place(order)
                 for body in (b"{}", b"\xff", b'{"task": "os.getpid", "id": "1", "args": [], "kwargs": {}}'):
                     producer.send("shop-tasks", body)
+                producer.send("shop-tasks", b'{"task": "tasks.of_tomorrow", "id": "2", "args": [], "kwargs": {}}')
                 wait(lambda: {"cancelled order-1", "cancelled order-2"} <= set(said.read_text().splitlines()), said)
                 wait(lambda: sum(queue.dead for queue in admin.groups("shop-tasks", "django")) == 4, said)
+                wait(lambda: "not a task of this version" in said.read_text(), said)
+                assert sum(queue.waiting_retry + queue.in_flight for queue in admin.groups("shop-tasks", "django")) == 1
                 assert "order-paid" not in said.read_text()
                 worker.terminate()
                 assert worker.wait(15) == 0, said.read_text()

@@ -80,6 +80,9 @@ class Command(BaseCommand):
     def _settle(self, link: Link, backend: DelayBackend, header: dict[str, Any], body: bytes) -> None:
         try:
             done = run(backend, body, header)
+        except ImportError as error:  # a worker of another version, beside this one or after it, may know it
+            _log.warning("%s: not a task of this version of the project, it comes again: %s", header["handle"], error)
+            op = "retry"
         except Exception:
             _log.exception("%s: not a task that this project can run, it is a dead letter now", header["handle"])
             op = "dead"
