@@ -66,7 +66,8 @@ def test_all_locks_have_the_same_version_of_a_package() -> None:
             for package, _, _ in lock.pins(lock.path_of(name)):
                 versions[package].add(
                     frozenset(
-                        version.partition(" ;")[0]  # for which platforms is each lock's own matter
+                        # For which platforms is each lock's own matter; for which Pythons is not.
+                        re.sub(r" ;(?!.*python).*", "", version)
                         for other, version, _ in lock.pins(lock.path_of(name))
                         if other == package
                     )
