@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 import pytest
 from delaylocal import LocalCluster
-from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec, TopicType
 
 from tests.doors.support.asking import Asking, Node, Wire
+from tests.serve import conftest as serving
 from tests.serve.support.client import wait_served
 
-EDGES = ["grpcio", *(["compiled"] if find_spec("delayedge") is not None else [])]
+edge = serving.edge
 TOPICS = [TopicSpec(f"t{at}", 3, max_attempts=3) for at in range(40)]
 TOPICS += [TopicSpec("delayed", 1, TopicType.DELAY), TopicSpec("aside", 3)]
 TOPICS += [TopicSpec("unique", 3, deduplicate=True)]
-
-
-@pytest.fixture(scope="session", params=EDGES)
-def edge(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What carries the calls of nodes that are started while it is asked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(EDGE_VARIABLE, request.param)
-        yield request.param
 
 
 @pytest.fixture(scope="session")
