@@ -108,7 +108,6 @@ class Channel(virtual.Channel):
         if self.deliveries is None:
             self.deliveries = self.connection.open_link()
             self._send_room()
-            self.connection.watch(self.deliveries)
         topic, option = self._topic(queue), self.connection.option
         request = {"op": "consume", "topic": topic, "group": option("group"), "lease_ms": duration_ms(option("lease"))}
         reaching(self.deliveries.call, request)
@@ -116,6 +115,7 @@ class Channel(virtual.Channel):
         if no_ack:
             self._no_ack.add(topic)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        self.connection.watch(self.deliveries)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         queue = self._tag_to_queue.get(consumer_tag)
@@ -262,6 +262,7 @@ class Transport(virtual.Transport):
     def watch(self, link: Link | None) -> None:
         if self._loop is not None and link is not None:
             self._loop.add_reader(link.fileno(), self.on_readable)
+            self._loop.call_soon(self.on_readable)  # what came with a call's answer is not in the socket any more
 
     def on_readable(self) -> None:
         while self._deliver_one():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +17,13 @@ from pathlib import Path
 import pytest
 from celery import Celery
 from delayclient import sync
-from delayclient.celery import NotTaken, due_ms
+from delayclient.agent import frames
+from delayclient.agent.client import Link
+from delayclient.celery import NotTaken, Transport, due_ms
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 from kombu import Connection
+from kombu.asynchronous import Hub
 from kombu.exceptions import OperationalError
 
 from tests.client.support import celerytasks
@@ -206,6 +211,55 @@ def test_what_celery_did_not_send_is_a_dead_letter_and_ends_no_worker(shop: Shop
         with shop.worker("-c", "1") as worker:
             wait(lambda: shop.lines("real"), worker.said)
             wait(lambda: sum(queue.dead for queue in admin.groups("foreign", "celery")) == 5, worker.said)
+
+
+@pytest.fixture
+def fake_agent(monkeypatch: pytest.MonkeyPatch) -> list[frames.Frame]:
+    """What an agent sends with its answer to `consume`, in one write, as one does whose program is slow to read."""
+    sent: list[frames.Frame] = []
+
+    def serve(link: socket.socket) -> None:
+        buffer = bytearray()
+        while data := link.recv(4096):
+            buffer += data
+            while (found := frames.cut(buffer)) is not None:
+                if (op := found[0]["op"]) in ("check", "consume", "close"):
+                    link.sendall(b"".join(frames.encode(*frame) for frame in (({}, b""), *sent * (op == "consume"))))
+
+    def open_link(_: Transport) -> Link:
+        ours, its = socket.socketpair()
+        threading.Thread(target=serve, args=(its,), daemon=True).start()
+        return Link(ours)
+
+    monkeypatch.setattr(Transport, "open_link", open_link)
+    return sent
+
+
+@pytest.mark.parametrize("loop_first", [True, False])
+def test_delivery_that_came_with_the_answer_to_consume_reaches_the_worker(
+    fake_agent: list[frames.Frame], loop_first: bool
+) -> None:
+    body = json.dumps({"body": "x", "properties": {}, "headers": {}}).encode()
+    fake_agent.append(({"tag": 1, "topic": "q", "attempt": 1, "due_ms": 0, "handle": "h", "key": ""}, body))
+    got: list[object] = []
+    hub = Hub()
+    with Connection("delaycluster://here") as connection, connection.channel() as channel:
+        if loop_first:
+            connection.register_with_event_loop(hub)
+        channel.basic_consume("q", False, got.append, "tag")
+        if not loop_first:
+            connection.register_with_event_loop(hub)
+        hub.run_once()
+    assert len(got) == 1
+
+
+def test_what_ended_a_subscription_is_said_also_when_it_came_before_an_answer(fake_agent: list[frames.Frame]) -> None:
+    fake_agent.append(({"tag": 0, "error": {"message": "gone", "reason": "NOT_FOUND"}}, b""))
+    with Connection("delaycluster://here") as connection, connection.channel() as channel:
+        channel.basic_consume("q", False, print, "one")
+        channel.basic_consume("r", False, print, "two")  # its call reads what came meanwhile
+        with pytest.raises(NotTaken, match="gone"):
+            connection.drain_events(timeout=1)
 
 
 @on("shop-tasks")

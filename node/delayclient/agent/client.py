@@ -79,7 +79,7 @@ class Link:
     def delivery(self, timeout_s: float | None) -> frames.Frame | None:
         """The next one; None: none came in time. Raises ClusterRefused: what ended the subscription; AgentLost."""
         if self._unread:
-            return self._unread.popleft()
+            return _checked(self._unread.popleft())
         found = frames.cut(self._buffer)
         while found is None:
             if not select.select([self._socket], [], [], timeout_s)[0]:
