@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from delayctl.cluster.local import _write_context, local
+from delayctl.cluster.local import _Signals, _write_context, local
 from delaylocal.own_keys import OwnKeys
 
 # The command, with the fake node in the place of the real one.
@@ -82,6 +84,27 @@ def test_one_ready_line_then_a_clean_stop(run: Run, port: int, signum: signal.Si
     assert (process.returncode, out) == (0, ""), err
     assert not any(running(pid) for pid in ready["pids"].values())
     assert {json.loads(event)["event"] for event in err.splitlines()} == {"node-started"}
+
+
+def test_a_signal_that_another_thread_received_wakes_who_waits() -> None:
+    former = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    former[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        with closing(_Signals()) as signals:
+            assert other.ident is not None
+            timer = threading.Timer(0.3, signal.pthread_kill, (other.ident, signal.SIGHUP))
+            timer.start()
+            assert signals.next(20) == signal.SIGHUP
+            assert signals.stopping
+            timer.join()
+    finally:
+        done.set()
+        other.join()
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
 
 
 def test_a_death_and_the_restart_are_lines_on_stderr(run: Run) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
+import socket
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import click
@@ -156,7 +158,6 @@ def local(
     topics = tuple(replace(topic, quotas=quotas.get(topic.name)) for topic in topics)
     if not topics and not (data / "registry.db").exists():
         raise click.UsageError(f"no cluster in {data} yet: name its first topic, --topic NAME:QUEUES")
-    signals = _Signals()
     events = EventLog()
     cluster = LocalCluster(
         data,
@@ -167,7 +168,7 @@ def local(
         **options,
     )
     try:
-        with cluster:
+        with closing(_Signals()) as signals, cluster:
             _await_ready(cluster, signals, quiet=as_json)
             while not signals.stopping:
                 if signals.next() == signal.SIGUSR1:
@@ -232,22 +233,28 @@ def _restart_each(cluster: LocalCluster, signals: _Signals, events: EventLog) ->
 class _Signals:
     """What this process is told: to stop (SIGINT, SIGTERM, SIGHUP), or to restart its nodes (SIGUSR1).
 
-    A SimpleQueue may be put to from a handler that interrupts its own get(); the lock of an Event may not.
+    A socket that Python writes to when the signal comes wakes this thread. A lock would not: neither where another
+    thread received the signal, nor where it came just before this one began to wait.
     """
 
     def __init__(self) -> None:
         self.stopping = False
-        self._heard: SimpleQueue[int] = SimpleQueue()
+        self._heard, self._told = socket.socketpair()
+        self._told.setblocking(False)
+        signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(signum, self._hear)
 
     def next(self, timeout_s: float | None = None) -> int | None:
         """The next signal; None when none comes in time."""
-        try:
-            return self._heard.get(timeout=timeout_s)
-        except Empty:
+        if not select.select([self._heard], [], [], timeout_s)[0]:
             return None
+        return self._heard.recv(1)[0]
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        self._heard.close()
+        self._told.close()
 
     def _hear(self, signum: int, _: object) -> None:
         self.stopping = self.stopping or signum != signal.SIGUSR1
-        self._heard.put(signum)
