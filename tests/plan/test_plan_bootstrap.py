@@ -142,11 +142,19 @@ def test_a_copy_that_came_into_the_in_sync_set_after_the_last_checkpoint_may_hav
     assert made(seen({"n0": copy("n0", 900, **later), "n1": copy("n1", 950, **kept)})) is None
 
 
+def test_a_copy_that_does_not_know_its_cluster_is_of_the_one_that_its_history_is_of() -> None:
+    """Seed 213974: the machine of a copy lost its power between the transfer and the note of the cluster's name."""
+    action = made(seen({"n0": copy("n0"), "n1": copy("n1", 500, cluster="")}))
+    assert action is not None
+    assert (action.uid, action.replicas) == (UID, ("n0", "n1"))
+
+
 @pytest.mark.parametrize(
     ("histories", "why"),
     [
         ((both(cluster="other"),), "of other, and this is cluster hello"),
         ((both(cluster=""),), "of a cluster that is not known, and this is cluster hello"),
+        (({"n0": copy("n0"), "n1": copy("n1", cluster="other")},), "of other, and this is cluster hello"),
         (({"n0": copy("n0")}, {"n1": copy("n1")}), "2 histories, and only one can go on"),
         ((both(damaged="rot"),), "every copy is damaged"),
         (({"n0": copy("n0"), "n1": copy("n1", 0, damaged="rot")},), "a copy is damaged, and may have had more"),

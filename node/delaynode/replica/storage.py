@@ -172,7 +172,9 @@ class ReplicaStorage:
         incoming, self.fetching = self.fetching, None
         if incoming is None:
             raise ValueError("nothing is being fetched")
-        await self.off_loop(lambda: incoming.finish(spec.uid, spec.topic, spec.queue, epoch))
+        cluster = self.context.cluster()
+        name = "" if cluster is None else cluster.name
+        await self.off_loop(lambda: incoming.finish(spec.uid, spec.topic, spec.queue, epoch, name))
 
     async def hold_snapshot(self, master: CopyHost | None) -> SnapshotSource:
         """The copy's files for a transfer; a few at once. Raises OSError, Damaged."""

@@ -104,8 +104,9 @@ def decide_missing(
     if len(histories) > 1:
         return Orphaned(f"{len(histories)} histories, and only one can go on: {described(histories)}")
     ((uid, copies),) = histories.items()
-    others = sorted({copy.cluster or "a cluster that is not known" for copy in copies.values()} - {desired.name})
-    if others:
+    clusters = {copy.cluster for copy in copies.values()} - {""}  # a full disk may keep a copy from noting its own
+    if clusters != {desired.name}:
+        others = sorted(clusters - {desired.name}) or ["a cluster that is not known"]
         return Orphaned(f"{described(histories)}, of {' and '.join(others)}, and this is cluster {desired.name}")
     if lost := lost_nodes(desired, seen):
         return Orphaned(f"{described(histories)}; {', '.join(lost)} may have a newer copy, and does not answer")

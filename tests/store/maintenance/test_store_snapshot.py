@@ -14,6 +14,7 @@ from delaynode.store.errors import Damaged
 from delaynode.store.log.files import DiskFiles, Files
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.snapshot import CheckpointSnapshot, IncomingCopy
+from delaynode.store.maintenance.stored_copy import read_cluster
 from delaynode.store.shard import Shard
 
 from tests.store.support.consuming import World
@@ -35,7 +36,7 @@ def fetch(held: CheckpointSnapshot, files: Files, directory: str = ROOT, epoch: 
     incoming = IncomingCopy(files, directory, held.manifest)
     for file, offset, length in incoming.missing_chunks():
         incoming.write(file, offset, held.read(file, offset, length))
-    incoming.finish(UID, "t", 0, epoch)
+    incoming.finish(UID, "t", 0, epoch, "hello")
 
 
 def opened(files: Files, directory: str = ROOT) -> Shard:
@@ -302,6 +303,7 @@ def test_after_a_power_cut_at_any_moment_of_a_transfer_there_is_a_whole_copy_or_
         snapshot.remove_leftovers(here, SHARDS)
         if persist.exists(here, ROOT):
             assert state_of(opened(here)) == expected
+            assert read_cluster(here, ROOT) == "hello"
             check_well(here)
             whole += 1
         assert not below(here, ".")

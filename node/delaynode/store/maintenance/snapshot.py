@@ -30,6 +30,7 @@ from delaynode.store.log.files import Files
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.checkpoint import Checkpoint
+from delaynode.store.maintenance.stored_copy import write_cluster
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.queue.ledger import SegmentLedger
 from delaynode.store.shard import ShardIdentity
@@ -212,8 +213,9 @@ class IncomingCopy:
         if self._received[file] == size:
             self._files.sync(f"{self._stage}/{path}")
 
-    def finish(self, uid: int, topic: str, queue: int, epoch: int) -> ShardIdentity:
-        """Put the copy in its place, with an id of its own. epoch: the highest that is known here.
+    def finish(self, uid: int, topic: str, queue: int, epoch: int, cluster: str = "") -> ShardIdentity:
+        """Put the copy in its place, with an id of its own. epoch: the highest that is known here. cluster: whose copy
+        it is, "" where that is not known.
 
         After a crash the copy is there, whole, or nothing of it is. Raises ValueError, Damaged, OSError.
         """
@@ -233,6 +235,8 @@ class IncomingCopy:
         persist.discard(files, directory)  # what may be left of one that was never whole
         identity = ShardIdentity(uid, persist.new_copy_id(), topic, queue, epoch)
         persist.write_identity(files, self._stage, identity, self._horizon_ms)
+        if cluster:
+            write_cluster(files, self._stage, cluster)
         files.rename(self._stage, directory)
         return identity
 
