@@ -20,10 +20,11 @@ from prometheus_client.registry import Collector
 
 from delaynode.store.types import I64
 
-LATENESS_MS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 5_000, 60_000)
+LATENESS_MS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 2_000, 5_000, 15_000, 60_000, 180_000, 600_000)
 LATENCY_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 10_000)
 
 
+MAX_GROUP_LABELS = 1_000  # groups that are counted by name; those beyond are `other` of no topic
 MAX_QUOTA_LABELS = 1_000  # series; principals beyond are counted as `other`
 MAX_SCALAR_VALUES = 16  # so many values are counted faster one by one than by NumPy
 
@@ -57,6 +58,25 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLoad:
+    """What a group has to do in the topic's shards on this node: messages that nobody has, that a consumer has, and
+    that wait for their next attempt. oldest_seconds: since the release of the oldest that is not done; 0: all are."""
+
+    available: int = 0
+    in_flight: int = 0
+    waiting_retry: int = 0
+    oldest_seconds: float = 0.0
+
+    def __add__(self, other: GroupLoad) -> GroupLoad:
+        return GroupLoad(
+            self.available + other.available,
+            self.in_flight + other.in_flight,
+            self.waiting_retry + other.waiting_retry,
+            max(self.oldest_seconds, other.oldest_seconds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TopicLoad:
     """A topic's shards on this node: messages pending, and due within 1, 5 and 60 minutes; dead letters."""
 
@@ -64,6 +84,7 @@ class TopicLoad:
     due_within: tuple[int, int, int]
     dead: int = 0  # of all groups, those that were redriven and are not done included
     dead_full: bool = False  # some group of some shard has as many as it may
+    groups: dict[str, GroupLoad] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,7 @@ class NodeCollector(Collector):
         yield due
         yield dead
         yield full
+        yield from self._groups()
         s = self.state
         gauges: list[tuple[str, str, float]] = [
             (
@@ -248,6 +270,26 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily(
             "delay_recovery_seconds", "Time the node took to open its shards at start", value=m.recovery_seconds
         )
+
+    def _groups(self) -> Iterator[Metric]:
+        labels = ["topic", "group"]
+        families = [
+            GaugeMetricFamily("delay_group_available", "Released messages that no consumer has", labels=labels),
+            GaugeMetricFamily("delay_group_in_flight", "Messages that a consumer has", labels=labels),
+            GaugeMetricFamily("delay_group_waiting_retry", "Messages that wait for a next attempt", labels=labels),
+            GaugeMetricFamily(
+                "delay_group_oldest_seconds", "Since the release of the oldest that is not done; 0: all are",
+                labels=labels,
+            ),
+        ]  # fmt: skip
+        loads = {(topic, name): group for topic, load in self.loads.items() for name, group in load.groups.items()}
+        for label in sorted(loads)[MAX_GROUP_LABELS:]:
+            loads["", "other"] = loads.get(("", "other"), GroupLoad()) + loads.pop(label)
+        for label, load in loads.items():
+            figures = load.available, load.in_flight, load.waiting_retry, load.oldest_seconds
+            for family, figure in zip(families, figures, strict=True):
+                family.add_metric(label, figure)
+        yield from families
 
 
 def registry_of(collector: NodeCollector) -> CollectorRegistry:

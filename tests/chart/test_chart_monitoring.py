@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from delaynode.metrics import FlowFigures, NodeCollector, NodeMetrics, NodeState, TopicLoad
+from delaynode.metrics import FlowFigures, GroupLoad, NodeCollector, NodeMetrics, NodeState, TopicLoad
 from delayoperator.cluster.conditions import ClusterObservation
 from delayoperator.cluster.reasons import NEEDS_PAGE
 from delayoperator.handlers.table import Clusters
@@ -36,7 +36,7 @@ def exposed() -> dict[str, set[str]]:
     for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"]):
         histogram.add(np.array([3]))
     collector = NodeCollector(metrics)
-    collector.loads = {"orders": TopicLoad(1, (1, 1, 1))}
+    collector.loads = {"orders": TopicLoad(1, (1, 1, 1), groups={"mail": GroupLoad()})}
     collector.flow = FlowFigures(refused=1, panics=0)
     collector.state = NodeState(certificates=(("server", True, 1e9),))
     families = [*collector.collect(), *operator_collector().collect()]
@@ -140,5 +140,5 @@ def test_every_alert_says_what_is_wrong_how_bad_it_is_and_where_the_page_is(aler
 def test_an_alert_uses_only_labels_that_its_expression_leaves(alert: Json) -> None:
     used = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
     aggregated = re.match(r"\s*(?:histogram_quantile\([\d.]+, )?(?:sum|max) by \(([^)]*)\)", alert["expr"])
-    left = {name.strip() for name in aggregated[1].split(",")} if aggregated else TARGET_LABELS | {"topic"}
+    left = {name.strip() for name in aggregated[1].split(",")} if aggregated else TARGET_LABELS | {"topic", "group"}
     assert used <= left

@@ -94,6 +94,10 @@ def test_the_metrics_of_a_topic_are_what_happened(take: Callable[[str], Shard], 
     assert 0 <= due[0] <= 1  # slots are minutes and taken to be even
     assert 1 <= due[1] <= 2
     assert 2 <= due[2] <= 3
+    group = (("group", "g"), *topic)
+    work = [found[f"delay_group_{what}", group] for what in ("available", "in_flight", "waiting_retry")]
+    assert work == [0, 5, 0]
+    assert 0 < found["delay_group_oldest_seconds", group] < 60
     assert found["delay_release_lateness_seconds_count", topic] == 46
     assert found["delay_release_lateness_seconds_bucket", (("le", "+Inf"), *topic)] == 46
     assert found["delay_release_lateness_seconds_bucket", (("le", "1"), *topic)] >= 45
@@ -112,6 +116,7 @@ def test_what_dies_unanswered_is_counted_and_what_was_due_long_ago_is_late_since
     found = poll("it is a dead letter", lambda: (s := scrape(cluster)) and all(map(s.get, told)) and s)
     assert found["delay_messages_dead_total", topic] == 1
     assert (found["delay_dead_letters", topic], found["delay_dead_letters_full", topic]) == (1, 0)
+    assert found["delay_group_available", (("group", "g"), *topic)] == 1
     assert found["delay_release_lateness_seconds_count", topic] == 2
     assert found["delay_release_lateness_seconds_sum", topic] < 60
     state = shard.group()
