@@ -10,11 +10,13 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.kube.rebalance.shard_sizes import SLOT_MS, SLOTS, ShardSizes, weigh
 from delayoperator.rebalance_plan import Size
 from delayregistry.model import NodeLease, ShardObject, ShardSpec, Version
 
 NOW_MS = 1_800_000_123_456
+PLAIN = OperatorAccess()
 
 
 def shard(name: str, master: str) -> ShardObject:
@@ -65,7 +67,7 @@ def test_masters_say_what_waits_and_whoever_is_silent_is_left_out() -> None:
     shards = {name: shard(name, master) for name, master in (("t-0", "n0"), ("t-1", "n1"), ("t-2", "n0"))}
     with node(wheel("t", 0, 7, 700), wheel("t", 2, 9, 900)) as endpoint:
         leases = [lease("n0", endpoint), lease("n1", "127.0.0.1:1")]
-        found = weigh({"t-0", "t-1"}, shards, leases, NOW_MS, timeout_s=5)
+        found = weigh({"t-0", "t-1"}, shards, leases, PLAIN, NOW_MS, timeout_s=5)
     assert found.sizes == {"t-0": Size(700, 7)}
     assert found.coming is not None
     assert not found.coming.whole, "n1 has not answered"
@@ -79,7 +81,7 @@ def test_the_load_to_come_is_of_all_nodes_in_slots_of_five_minutes_for_a_day() -
     moved = wheel("t", 0, 7, 700, (start - minute, minute, 50), (start, minute, 4), (start + hour, hour, 24))
     beside = wheel("t", 2, 9, 900, (start + 7 * minute, minute, 3), (start + 24 * hour, hour, 99))
     with node(moved, beside) as one, node(wheel("t", 1, 1, 1, (start - hour // 2, hour, 12))) as other:
-        found = weigh({"t-0"}, shards, [lease("n0", one), lease("n1", other)], NOW_MS, timeout_s=5).coming
+        found = weigh({"t-0"}, shards, [lease("n0", one), lease("n1", other)], PLAIN, NOW_MS, timeout_s=5).coming
     assert found is not None
     assert (found.start_ms, found.slot_ms, found.nodes, found.whole) == (start, SLOT_MS, ("n0", "n1"), True)
     assert found.shards["t-0"].tolist() == [4] + [0] * 11 + [2] * 12 + [0] * (SLOTS - 24)
@@ -89,17 +91,17 @@ def test_the_load_to_come_is_of_all_nodes_in_slots_of_five_minutes_for_a_day() -
 
 def test_of_a_node_with_too_many_slots_for_an_answer_the_sizes_are_known() -> None:
     with node(wheel("t", 0, 7, 700), too_large=True) as endpoint:
-        found = weigh({"t-0"}, {"t-0": shard("t-0", "n0")}, [lease("n0", endpoint)], NOW_MS, timeout_s=5)
+        found = weigh({"t-0"}, {"t-0": shard("t-0", "n0")}, [lease("n0", endpoint)], PLAIN, NOW_MS, timeout_s=5)
     assert (found.sizes, found.coming) == ({"t-0": Size(700, 7)}, None)
 
 
 def test_what_is_hot_is_not_known_while_a_master_has_no_lease() -> None:
     shards = {"t-0": shard("t-0", "n0"), "t-1": shard("t-1", "n1")}
     with node(wheel("t", 0, 7, 700)) as endpoint:
-        found = weigh({"t-0"}, shards, [lease("n0", endpoint)], NOW_MS, timeout_s=5).coming
+        found = weigh({"t-0"}, shards, [lease("n0", endpoint)], PLAIN, NOW_MS, timeout_s=5).coming
     assert found is not None
     assert not found.whole
 
 
 def test_nobody_is_asked_about_shards_that_are_not_there() -> None:
-    assert weigh({"t-9"}, {}, [lease("n0", "127.0.0.1:1")], NOW_MS) == ShardSizes()
+    assert weigh({"t-9"}, {}, [lease("n0", "127.0.0.1:1")], PLAIN, NOW_MS) == ShardSizes()

@@ -96,6 +96,7 @@ class Worker:
         self._api, self._open_registry, self._settings = api, open_registry, settings
         self._claims, self._caches = claims, caches
         self._token = settings.token(namespace, name)
+        self._access = OperatorAccess(token=self._token)
         self._claimed_in: int | None = None  # the tenure in which the cluster was found to be ours
         self._began_in: int | None = None  # the tenure in which the last round began
         self.managed_by: OperatorClaim | None = None  # another operator that has it
@@ -314,7 +315,7 @@ class Worker:
             chosen = self._settings
             rebalances = Rebalances(
                 self._api, self._registry, EventRecorder(self._api, chosen.clock, self._log), self.namespace, self.name,
-                self._log, self._new_prober, chosen.clock,
+                self._log, self._new_prober, self._access, chosen.clock,
             )  # fmt: skip
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
@@ -338,7 +339,7 @@ class Worker:
         self._shards = shards
 
     def _new_prober(self) -> Prober:
-        return self._settings.prober(OperatorAccess(token=self._token))
+        return self._settings.prober(self._access)
 
     def _no_token(self) -> str:
         """Why this process can't show nodes who it is; "": it can."""

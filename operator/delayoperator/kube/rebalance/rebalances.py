@@ -10,6 +10,7 @@ from delayregistry.port import Registry
 from pydantic import ValidationError
 
 from delayoperator.control_loop.loop import Log, LoopClock
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.control_loop.probe import CopyProgress, Prober
 from delayoperator.crds.rebalance import DelayRebalanceSpec, DelayRebalanceStatus, RebalanceState
 from delayoperator.crds.rebalancing import Rebalancing
@@ -58,10 +59,11 @@ class Rebalances:
         cluster: str,
         log: Log,
         new_prober: Callable[[], Prober],
+        access: OperatorAccess,
         clock: LoopClock,
     ) -> None:
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
-        self._namespace, self._cluster = namespace, cluster
+        self._namespace, self._cluster, self._access = namespace, cluster, access
         self._jobs = RebalanceJobs(api, namespace, cluster)
         self._copies = CopyProgress(registry, new_prober)
         self._driver = RebalanceDriver(registry, self._copies.fetched_bytes, log)
@@ -150,7 +152,8 @@ class Rebalances:
         new = status.state in (None, RebalanceState.NEW) or asked.verb is not None
         if not moves or world.paused or not (new or status.observed_generation != asked.generation):
             return ShardSizes()
-        return weigh({move.shard for move in moves}, world.shards, self._registry.list_leases(), now_ms)
+        names = {move.shard for move in moves}
+        return weigh(names, world.shards, self._registry.list_leases(), self._access, now_ms)
 
 
 def _plan_defaults(cluster: Json) -> dict[str, Any]:

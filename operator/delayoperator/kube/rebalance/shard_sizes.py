@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 from delayapi.hot_slots import F64
-from delayapi.node_client import NodeClient
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.slots import spread_slots
 from delayapi.units import HOUR_MS
 from delayregistry.model import NodeLease, ShardObject, shard_name
 
+from delayoperator.control_loop.node_access import OperatorAccess
 from delayoperator.rebalance_plan import LoadForecast, Size
 
 TIMEOUT_S = 2.0
@@ -45,6 +45,7 @@ def weigh(
     names: Collection[str],
     shards: Mapping[str, ShardObject],
     leases: Sequence[NodeLease],
+    access: OperatorAccess,
     now_ms: int,
     timeout_s: float = TIMEOUT_S,
 ) -> ShardSizes:
@@ -53,7 +54,7 @@ def weigh(
         return ShardSizes()
     start_ms = now_ms // SLOT_MS * SLOT_MS
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(lambda lease: _ask(lease.endpoint, set(names), start_ms, timeout_s), leases))
+        answers = list(pool.map(lambda lease: _ask(access, lease, set(names), start_ms, timeout_s), leases))
     known = {lease.node: it.load for lease, it in zip(leases, answers, strict=True) if it.load is not None}
     masters = {shard.spec.master for shard in shards.values() if shard.spec.master is not None}
     sizes = {name: size for it in answers for name, size in it.sizes.items()}
@@ -70,11 +71,11 @@ def weigh(
     return ShardSizes(sizes, coming)
 
 
-def _ask(endpoint: str, names: Collection[str], start_ms: int, timeout_s: float) -> _Answer:
+def _ask(access: OperatorAccess, lease: NodeLease, names: Collection[str], start_ms: int, timeout_s: float) -> _Answer:
     """The sizes of all shards that a node leads; empty when it does not answer. Where a day is too much, without the
     load.
     """
-    with NodeClient(endpoint) as node:
+    with access.client(lease) as node:
         day = pb.GetWheelRequest(from_ms=start_ms - WIDEST_SLOT_MS, to_ms=start_ms + SLOTS * SLOT_MS)
         try:
             return _read(node.get_wheel(day, timeout=timeout_s), names, start_ms)
