@@ -43,6 +43,11 @@ class Certificates:
     not_after_ms: int
     names: tuple[str, ...]
 
+    @property
+    def roots(self) -> frozenset[bytes]:
+        """What is trusted, each root by its PEM."""
+        return frozenset(filter(None, self.roots_pem.split(_BEGIN)))
+
 
 class UnusableError(Exception):
     """Says which file is wrong, and why."""

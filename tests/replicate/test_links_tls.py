@@ -18,7 +18,7 @@ from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey
 from delaynode.replication.protocol import Commit, Frames, Heartbeat, encode_heartbeat
 from delaynode.replication.transport import links as links_module
 from delaynode.replication.transport.connection import decode_answer
-from delaynode.replication.transport.links import RENEW_MS, Address, Links, renewal_ms
+from delaynode.replication.transport.links import RENEW_MS, WITHDRAWN_MS, Address, Links, renewal_ms
 from delaynode.replication.transport.tls import LinkSecurity, NotSecured, PeerTls, _context
 
 from tests.replicate.ends import QUICK, Recorder, Ring, all_read, hello_to, ring, running, stranger, until
@@ -320,6 +320,43 @@ async def test_a_link_ends_with_its_certificate_also_where_its_dialler_does_noth
         nodes["n1"].ahead_ms = HOUR_MS + 10_000  # the dialler's clock is behind, so to say
         await until("it ends", lambda: ("lost", "n0") in made.handlers["n1"].heard)
         assert "has expired" in made.events("peer-bad-input")[0]["reason"]
+
+
+@running
+async def test_a_link_is_made_anew_once_a_ca_that_it_was_made_by_is_taken_away() -> None:
+    old, new = Authority("old"), Authority("new")
+    one, other = Secured("n0", old), Secured("n1", old)
+    async with secured(one, other) as made:
+        await up(made)
+        for node in (one, other):
+            node.held = certificates(new.issue(NODE), new.pem)
+        await asyncio.sleep(0.3)
+        assert made.handlers["n0"].count("up", "n1") == 1, "the other end may not have heard of it yet"
+        one.ahead_ms = other.ahead_ms = WITHDRAWN_MS - 20_000  # the dialler is the first
+        await until("it is made anew", lambda: made.handlers["n0"].count("up", "n1") == 2)
+        one.ahead_ms = other.ahead_ms = 3 * WITHDRAWN_MS
+        await asyncio.sleep(0.3)
+        assert made.handlers["n0"].count("up", "n1") == 2, "it is by the new one"
+        made.links["n0"].send("n1", Commit(7, 1, 1))
+        await until("it has come", lambda: Commit(7, 1, 1) in made.handlers["n1"].messages("master"))
+
+
+@running
+async def test_a_node_whose_ca_is_taken_away_is_shut_out_with_its_links_and_heartbeats() -> None:
+    old, new = Authority("old"), Authority("new")
+    one, other = Secured("n0", old), Secured("n1", old)
+    async with secured(one, other) as made:
+        await up(made)
+        key = one.guard._asking["n1"].key.id
+        assert key in other.guard._by_id, "its heartbeats count"
+        other.held = certificates(new.issue(NODE), new.pem)
+        await asyncio.sleep(0.2)
+        other.ahead_ms = WITHDRAWN_MS + 1_000
+        await until("it ends", lambda: ("lost", "n0") in made.handlers["n1"].heard)
+        assert "taken away" in made.events("peer-bad-input")[0]["reason"]
+        await until("it does not come back", lambda: bool(made.events("link-failed")))
+        assert made.handlers["n0"].count("up", "n1") == 1
+        assert key not in other.guard._by_id, "its heartbeats count no more"
 
 
 def test_links_are_made_anew_in_the_last_minutes_or_the_last_quarter_and_not_all_at_once() -> None:

@@ -168,6 +168,12 @@ class HeartbeatGuard:
             node, process, _Session(key, HeartbeatPair(cluster, node, process, self._node, self._process), asks=False)
         )
 
+    def answer_no_more(self, node: str, process: str) -> None:
+        """That process's heartbeats count no more, until it has sent another key."""
+        with self._lock:
+            for old in self._kept.pop((False, node, process), ()):
+                del self._by_id[old.key.id]
+
     def _keep(self, node: str, process: str, session: _Session) -> None:
         with self._lock:
             if session.key.id in self._by_id:

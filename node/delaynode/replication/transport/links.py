@@ -31,7 +31,7 @@ from delaynode.replication.transport.connection import (
     encode_answer,
 )
 from delaynode.replication.transport.peers import Handler
-from delaynode.replication.transport.tls import HANDSHAKE, LinkSecurity, NotSecured, ready
+from delaynode.replication.transport.tls import HANDSHAKE, LinkSecurity, NotSecured, SecuredSocket, ready
 
 
 class Address(NamedTuple):
@@ -50,6 +50,9 @@ BACKLOG = 128  # connections that wait to be accepted
 MAX_UNIDENTIFIED = 128  # connections at once that have not said hello yet
 QUIET_SECONDS = 60.0
 RENEW_MS = 600_000  # before certificates expire, links are made anew
+WITHDRAWN_MS = 300_000
+"""After a CA is taken away, what was made by it ends: a Secret is known to all nodes within two minutes."""
+WITHDRAWN = "a CA that was trusted when this link was made has been taken away"
 FULL_SECONDS = 1.0  # after which accepting is tried again when this process can open no more files
 
 
@@ -209,14 +212,15 @@ class Links:
         self._check_certificates()
 
     def _check_certificates(self) -> None:
-        """Links end with their certificates. Those that this node has made are made anew before, by newer ones."""
+        """Links end with their certificates, and with the CAs that were trusted when they were made. The ones that this
+        node has made are made anew before, by newer certificates."""
         if self.security is None:
             return
         now_ms = self.security.wall_ms()
         for link in self._links.values():
-            link.renew(now_ms)
-        for origin in [one for one in self.accepted if one.ends_ms is not None and one.ends_ms <= now_ms]:
-            origin.wire.close("a certificate of this link has expired", BAD_INPUT)
+            link.renew(self.security, now_ms)
+        for origin in tuple(self.accepted):
+            origin.end_in_time(self.security, now_ms)
 
     # ------------------------------------------------------------ who connects to this node
     def _accept(self) -> None:
@@ -249,15 +253,14 @@ class Links:
 
     async def _begin(self, security: LinkSecurity, sock: socket.socket, address: str) -> None:
         """TLS or plain text, as the first byte says."""
-        nodes: frozenset[str] | None = None
-        ends_ms: int | None = None
+        secured: SecuredSocket | None = None
         try:
             async with asyncio.timeout(self.times.hello):
                 await ready(sock)
                 first = sock.recv(1, socket.MSG_PEEK)
                 if first == HANDSHAKE:
                     secured = await security.tls.secure(sock, server=True)
-                    sock, nodes, ends_ms = secured.sock, secured.nodes, secured.ends_ms
+                    sock = secured.sock
                 elif first and security.required:
                     sock.recv(HELLO_BYTES)
                     sock.send(encode_answer(WIRE.least, "this node takes TLS alone"))
@@ -272,7 +275,7 @@ class Links:
             sock.close()
             raise
         else:
-            self.accepted.add(PeerOrigin(self, sock, address, nodes, ends_ms))
+            self.accepted.add(PeerOrigin(self, sock, address, secured))
         finally:
             self.unidentified -= 1
 
@@ -329,13 +332,12 @@ class PeerOrigin:
         links: Links,
         sock: socket.socket,
         peer: str,
-        nodes: frozenset[str] | None = None,
-        ends_ms: int | None = None,
+        secured: SecuredSocket | None = None,
     ) -> None:
-        """nodes: which ones the certificate is of; empty: any; None: it has come without TLS. ends_ms: when its
-        certificates expire, Unix time."""
-        self._links, self.ends_ms = links, ends_ms
-        self._peer, self._nodes = peer, nodes
+        """secured: None: it has come without TLS."""
+        self._links, self._peer, self._secured = links, peer, secured
+        self._ends_ms = None if secured is None else secured.ends_ms  # Unix time
+        self._end = "a certificate of this link has expired"
         self.node = ""
         self.incarnation = ""
         self.version = 0  # of the wire, once it has said hello
@@ -352,6 +354,18 @@ class PeerOrigin:
     def resume(self) -> None:
         self.wire.resume()
 
+    def end_in_time(self, security: LinkSecurity, now_ms: int) -> None:
+        """With the first certificate that expires, or a while after a CA is taken away. The node's heartbeats do not
+        count either, until it comes by another link."""
+        if self._secured is None or self._ends_ms is None:
+            return
+        if self._end != WITHDRAWN and not security.tls.trusts(self._secured.roots):
+            self._end, self._ends_ms = WITHDRAWN, min(self._ends_ms, now_ms + WITHDRAWN_MS)
+        if self._ends_ms <= now_ms:
+            self._ends_ms = None
+            security.guard.answer_no_more(self.node, self.incarnation)
+            self.wire.close(self._end, BAD_INPUT)
+
     # ------------------------------------------------------------ End
     def greeted(self, data: bytes) -> None:
         links = self._links
@@ -361,7 +375,7 @@ class PeerOrigin:
         except BadGreeting as refusal:
             self.wire.refuse(encode_answer(hello.versions.least, str(refusal)))
             raise
-        if links.security is not None and self._nodes is not None and hello.heartbeat_key:
+        if links.security is not None and self._secured is not None and hello.heartbeat_key:
             try:
                 key = HeartbeatKey.decode(hello.heartbeat_key)
             except ValueError as error:
@@ -388,8 +402,9 @@ class PeerOrigin:
             raise BadGreeting(f"{found}, not {hello.to_incarnation!r}")
         if not hello.node:
             raise BadGreeting("a node without a name")
-        if self._nodes and hello.node not in self._nodes:
-            raise BadGreeting(f"the certificate is of node {', '.join(sorted(self._nodes))}, not {hello.node!r}")
+        nodes = self._secured.nodes if self._secured is not None else None
+        if nodes and hello.node not in nodes:
+            raise BadGreeting(f"the certificate is of node {', '.join(sorted(nodes))}, not {hello.node!r}")
         return common_version(links.versions, hello.versions)
 
     def received(self, message: Message) -> None:
@@ -417,6 +432,7 @@ class _Link:
         self.target: Address | None = None
         self._key: HeartbeatKey | None = None  # that the hello has
         self._renew_ms: int | None = None  # when to make it anew, as its certificates expire; Unix time
+        self._roots: frozenset[bytes] = frozenset()  # that were trusted when it was made, and still count
         self.wire: Wire | None = None  # None while connecting, and between attempts
         self.version = 0  # of the wire, as of the last answer
         self.up = False
@@ -436,11 +452,14 @@ class _Link:
         elif self._connecting:
             self._deadline.reschedule(0)
 
-    def renew(self, now_ms: int) -> None:
+    def renew(self, security: LinkSecurity, now_ms: int) -> None:
         """Make it anew, if it is time."""
+        if self._renew_ms is not None and not security.tls.trusts(self._roots):
+            self._roots = frozenset()
+            self._renew_ms = min(self._renew_ms, renewal_ms(now_ms, now_ms + WITHDRAWN_MS, random.random()))
         if self._renew_ms is not None and self._renew_ms <= now_ms:
             self._renew_ms = None
-            self.reconnect("its certificates expire")
+            self.reconnect("its certificates expire, or a CA was taken away")
 
     async def _keep(self) -> None:
         loop, times = asyncio.get_running_loop(), self._links.times
@@ -495,6 +514,7 @@ class _Link:
                     raise NotSecured(f"its certificate is of node {', '.join(sorted(nodes))}, not {self.node!r}")
                 assert security is not None
                 self._renew_ms = renewal_ms(security.wall_ms(), secured.ends_ms, random.random())
+                self._roots = secured.roots
                 self._key = HeartbeatKey.new()
                 hello = replace(hello, heartbeat_key=self._key.encode())
         except OSError as error:  # TimeoutError is one

@@ -1,8 +1,9 @@
 """TLS between nodes: TLS 1.3, both ends with a certificate of this cluster's nodes, ECDSA on P-256.
 
 A link uses the certificates that are the newest when it is made, and stays up when they are replaced. It ends when the
-first of its two certificates expires; some time before, its dialler makes it anew (links.py). Handshakes run in one
-thread of their own: the event loop does no arithmetic for those who are not known yet.
+first of its two certificates expires, or a while after one of the CAs that were trusted then is taken away; some time
+before, its dialler makes it anew (links.py). Handshakes run in one thread of their own: the event loop does no
+arithmetic for those who are not known yet.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ class _Contexts:
 @dataclass(frozen=True, slots=True)
 class SecuredSocket:
     """nodes: which ones the other end's certificate is of; empty: of any of the cluster. ends_ms: when the first of
-    both ends' certificates expires, Unix time."""
+    both ends' certificates expires, Unix time. roots: the CAs that were trusted."""
 
     sock: ssl.SSLSocket
     nodes: frozenset[str]
     ends_ms: int
+    roots: frozenset[bytes]
 
 
 class PeerTls:
@@ -64,6 +66,11 @@ class PeerTls:
         found = self._current()
         return found is not None and bool(found.roots_pem) and bool(self._cluster_uri())
 
+    def trusts(self, roots: frozenset[bytes]) -> bool:
+        """Whether all of these CAs still count."""
+        found = self._current()
+        return found is None or roots <= found.roots
+
     async def secure(self, sock: socket.socket, *, server: bool) -> SecuredSocket:
         """Shake hands on a connected socket that does not block. Raises OSError. The caller bounds the time, and closes
         `sock` when this raises."""
@@ -74,7 +81,7 @@ class PeerTls:
             await self._shake_hands(secured)
             certificate = _shown(secured)
             ends_ms = min(contexts.of.not_after_ms, int(certificate.not_valid_after_utc.timestamp() * 1_000))
-            return SecuredSocket(secured, self._nodes(certificate), ends_ms)
+            return SecuredSocket(secured, self._nodes(certificate), ends_ms, contexts.of.roots)
         except BaseException:
             secured.close()
             raise
