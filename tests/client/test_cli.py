@@ -189,6 +189,7 @@ def poll_lag(endpoint: str, lag: int) -> None:
         ("cancel", "--key", "k", "--topic", "t"),
         ("pending", "t"),
         ("wheel",),
+        ("top",),
         ("shards",),
         ("groups", "list", "t"),
         ("dlq", "list", "t", "--group", "g"),

@@ -135,6 +135,13 @@ class Wheel:
     log_end: int
     now_ms: int
     """The node's clock."""
+    next_due_ms: int = 0
+    """The earliest due time of what is pending in the coming minutes; 0: nothing is due in them."""
+
+    @property
+    def late_ms(self) -> int:
+        """How long ago the oldest message that is not released yet was due."""
+        return max(0, self.now_ms - self.next_due_ms) if self.next_due_ms else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +220,7 @@ def wheel_of(wheel: delay_pb2.ShardWheel, now_ms: int) -> Wheel:
         released=wheel.released,
         log_end=wheel.log_end,
         now_ms=now_ms,
+        next_due_ms=wheel.next_due_ms,
     )
 
 

@@ -25,6 +25,7 @@ from delaynode.server.handlers.node_calls import NodeCalls
 from delaynode.server.handlers.pending import PendingCalls
 from delaynode.server.operations import STREAMED
 from delaynode.store.errors import Refused
+from delaynode.store.timer.due_window import NEVER
 from delaynode.store.types import MAX_SEQ
 
 SLOT_COLUMNS = 4  # of 8 bytes a slot
@@ -95,10 +96,12 @@ class DelayService:
     async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
         shard, index = host.shard, host.shard.index
         counting = index.begin_count(to_ms)
+        next_due_ms = index.window.next_due()
         wheel = pb.ShardWheel(  # all as of one moment, so that it adds up
             topic=shard.identity.topic, queue=shard.identity.queue, node=self.node.config.node,
             watermark_ms=index.watermark.due, pending=index.pending, pending_bytes=index.pending_bytes,
             released=shard.queue.end, epoch=shard.epoch, log_end=shard.log_end, oldest_ms=shard.space.oldest_ms(),
+            next_due_ms=0 if next_due_ms == NEVER else next_due_ms,
         )  # fmt: skip
         start, width, count = await host.off_loop(counting)
         inside = (start + width > from_ms) & (start < to_ms)

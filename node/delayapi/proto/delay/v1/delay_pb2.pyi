@@ -458,7 +458,7 @@ class GetWheelResponse(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[_Union[ShardWheel, _Mapping]]] = ..., now_ms: _Optional[int] = ...) -> None: ...
 
 class ShardWheel(_message.Message):
-    __slots__ = ("topic", "queue", "node", "slot_start", "slot_width", "messages", "bytes", "watermark_ms", "pending", "pending_bytes", "released", "epoch", "log_end", "oldest_ms")
+    __slots__ = ("topic", "queue", "node", "slot_start", "slot_width", "messages", "bytes", "watermark_ms", "pending", "pending_bytes", "released", "epoch", "log_end", "oldest_ms", "next_due_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +473,7 @@ class ShardWheel(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOG_END_FIELD_NUMBER: _ClassVar[int]
     OLDEST_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DUE_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     node: str
@@ -487,7 +488,8 @@ class ShardWheel(_message.Message):
     epoch: int
     log_end: int
     oldest_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., node: _Optional[str] = ..., slot_start: _Optional[bytes] = ..., slot_width: _Optional[bytes] = ..., messages: _Optional[bytes] = ..., bytes: _Optional[bytes] = ..., watermark_ms: _Optional[int] = ..., pending: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., released: _Optional[int] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., oldest_ms: _Optional[int] = ...) -> None: ...
+    next_due_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., node: _Optional[str] = ..., slot_start: _Optional[bytes] = ..., slot_width: _Optional[bytes] = ..., messages: _Optional[bytes] = ..., bytes: _Optional[bytes] = ..., watermark_ms: _Optional[int] = ..., pending: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., released: _Optional[int] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., next_due_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeGroupRequest(_message.Message):
     __slots__ = ("topic", "queue", "group")
