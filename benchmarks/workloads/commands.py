@@ -230,13 +230,14 @@ def _run(
     from benchmarks.workloads.target import elsewhere, own_node
 
     former = FormerOptions.of_command()
+    place = former.find_place()
     as_json = options["as_json"] or former.as_json
-    if former.place.kube_text:
+    if place.kube_text:
         raise click.UsageError(f"{name} takes no --kube: a port-forward would be what is measured")
     endpoint = None
     if "endpoint" in options:
-        endpoint = options["endpoint"] or former.place.endpoint
-    elif former.place.endpoint:
+        endpoint = options["endpoint"] or place.endpoint
+    elif place.endpoint:
         raise click.UsageError(f"{name} runs against a node of its own: it takes no --endpoint")
     before = signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -79,9 +79,10 @@ class GivenPlace:
 
 @dataclass(frozen=True, slots=True)
 class FormerOptions:
-    """What stood before the command's name; the object of click's context."""
+    """What stood before the command's name; the object of click's context. find_place: called when a command needs it,
+    which --help does not; ends the process where there is no such place."""
 
-    place: GivenPlace = GivenPlace()
+    find_place: Callable[[], GivenPlace] = GivenPlace
     as_json: bool = False
 
     @classmethod
@@ -181,7 +182,7 @@ def common_options(command: F) -> F:
     @wraps(command)
     def wrapped(given: GivenPlace, as_json: bool, **arguments: Any) -> Any:
         former = FormerOptions.of_command()
-        return command(settings=_settings(given, former.place, as_json or former.as_json), **arguments)
+        return command(settings=_settings(given, former.find_place(), as_json or former.as_json), **arguments)
 
     return wrapped  # type: ignore[return-value]
 

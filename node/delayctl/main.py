@@ -1,7 +1,11 @@
-"""`delayctl`: the cluster from a terminal. Commands are loaded when they are called, so that --help is quick."""
+"""`delayctl`: the cluster from a terminal, and `kubectl delay`, the same as a plugin of kubectl.
+
+Commands are loaded when they are called, so that --help is quick.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
 from typing import Final
 
@@ -16,6 +20,7 @@ _COMMANDS: Final = {
     "cancel": ("delayctl.messages.cancel:cancel", "Cancel pending messages, by handle or by key."),
     "pending": ("delayctl.messages.pending:pending", "List messages that are not yet due."),
     "wheel": ("delayctl.cluster.wheel:wheel", "Show the load to come as a heat map."),
+    "top": ("delayctl.cluster.top:top", "Watch rates, lateness and the next minutes."),
     "shards": ("delayctl.cluster.shards:shards", "List shards, move their copies, choose their masters."),
     "nodes": ("delayctl.cluster.nodes:nodes", "List, drain and restart nodes, accept a corrected clock."),
     "rebalance": ("delayctl.cluster.rebalance:rebalance", "Spread the load to come over the nodes."),
@@ -29,10 +34,13 @@ _COMMANDS: Final = {
 }
 
 
+_NOT_IN_KUBERNETES: Final = frozenset(("local", "config", "verify", "bench"))
 _OPERATORS_HALF: Final = ("delayoperator", "delaylocal", "delayrebalance")  # not in the nodes' image
 
 
 class _LazyGroup(click.Group):
+    offered: Collection[str] = _COMMANDS
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
@@ -45,10 +53,10 @@ class _LazyGroup(click.Group):
             ) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [name for name in _COMMANDS if name in self.offered]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.offered:
             return None
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         try:
@@ -63,7 +71,7 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,4 +84,28 @@ def main(ctx: click.Context, given: GivenPlace, as_json: bool) -> None:
     Exit codes: 0 done; 1 the task failed (not all acknowledged, too few received); 2 wrong usage or input;
     3 the cluster cannot be reached.
     """
-    ctx.obj = FormerOptions(given, as_json)
+    ctx.obj = FormerOptions(lambda: given, as_json)
+
+
+class _PluginGroup(_LazyGroup):
+    offered = _COMMANDS.keys() - _NOT_IN_KUBERNETES
+
+
+@click.group("kubectl delay", cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-n", "--namespace", metavar="NS", help="The DelayCluster's namespace  [default: the kubeconfig's]")
+@click.option("--context", metavar="CTX", help="Of the kubeconfig  [default: the current one]")
+@click.option("-c", "--cluster", metavar="NAME", help="The DelayCluster  [default: the only one of its namespace]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def plugin(ctx: click.Context, namespace: str | None, context: str | None, cluster: str | None, as_json: bool) -> None:
+    """Delayed messages of a DelayCluster: what `delayctl --kube` does, by kubectl's words.
+
+    Exit codes: 0 done; 1 the task failed; 2 wrong usage or input; 3 the cluster cannot be reached.
+    """
+
+    def find_place() -> GivenPlace:
+        from delayctl.targets.kube_route import whole_name
+
+        return GivenPlace(kube_text=whole_name(cluster, namespace, context))
+
+    ctx.obj = FormerOptions(find_place, as_json)

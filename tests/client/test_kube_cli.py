@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from delayctl.main import main
+from delayctl.main import main, plugin
 from delayctl.targets.kube_target import KubeTarget, parse_target
 
 from tests.client.support.kubeworld import NAME, KubeWorld, kube_world
@@ -312,3 +312,51 @@ def when(true: Callable[[], bool], then: Callable[[], None]) -> threading.Thread
     thread = threading.Thread(target=watch)
     thread.start()
     return thread
+
+
+# ------------------------------------------------------------------------------------------------ the plugin of kubectl
+
+
+def kubectl_delay(*arguments: str) -> Result:
+    return CliRunner().invoke(plugin, arguments, catch_exceptions=False)
+
+
+def add_cluster(world: KubeWorld, name: str) -> None:
+    other = {**world.delaycluster(), "metadata": {"name": name, "namespace": "shop"}}
+    world.api.store.create(find("delayclusters"), "shop", other)
+
+
+def test_the_plugin_finds_the_only_cluster_of_a_namespace(world: KubeWorld) -> None:
+    for place in ((), ("-n", "shop"), ("--context", "fake"), ("--context", "fake", "-n", "shop", "-c", "orders")):
+        done(kubectl_delay(*place, "produce", "t", "--delay", "1h"))
+    assert len(world.nodes[0].cluster.shards[0].bodies()) == 4
+
+
+def test_the_plugin_says_which_clusters_there_are(world: KubeWorld) -> None:
+    nothing = kubectl_delay("-n", "empty", "pending", "t")
+    assert nothing.exit_code == 2
+    assert "there is no DelayCluster in namespace 'empty' (context 'fake'): give --namespace" in nothing.stderr
+    add_cluster(world, "mail")
+    several = kubectl_delay("pending", "t")
+    assert several.exit_code == 2
+    assert (
+        "there are 2 DelayClusters in namespace 'shop' (context 'fake'), mail, orders: give --cluster" in several.stderr
+    )
+    done(kubectl_delay("-c", "orders", "produce", "t"))
+    unknown = kubectl_delay("--context", "prod", "pending", "t")
+    assert (unknown.exit_code, "no context 'prod'; it has fake" in unknown.stderr) == (2, True)
+
+
+def test_the_plugin_may_not_list_clusters(world: KubeWorld) -> None:
+    world.api.fault(path="/delayclusters", code=403, times=None)
+    result = kubectl_delay("pending", "t")
+    assert (result.exit_code, "context 'fake' may not list delayclusters" in result.stderr) == (3, True)
+
+
+def test_the_plugins_help_asks_nobody_and_has_no_commands_of_ones_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayctl.targets.kube_route.whole_name", None)
+    offered = done(kubectl_delay("--help")).stdout
+    assert "  top " in offered
+    assert "  local " not in offered
+    assert "Watch TOPIC" in done(kubectl_delay("top", "--help")).stdout
+    assert kubectl_delay("local").exit_code == 2

@@ -100,6 +100,12 @@ class KubeAccess:
         with _translated("get delayclusters", self):
             return self.client.get(self._path(CLUSTERS, self.cluster), read_s=READ_S)
 
+    def delayclusters(self) -> list[str]:
+        """The names of the namespace's DelayClusters. Raises KubeError."""
+        with _translated("list delayclusters", self):
+            found = self.client.get(self._path(CLUSTERS), {}, READ_S)["items"]
+        return sorted(it["metadata"]["name"] for it in found)
+
     def leases(self) -> list[NodeLease]:
         """Of the nodes that have registered. Raises KubeError."""
         names = Names(self.namespace, self.cluster)

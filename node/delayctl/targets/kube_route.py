@@ -39,6 +39,21 @@ def accessed(target: KubeTarget) -> Iterator[KubeAccess]:
         fail(str(error), UNREACHABLE)
 
 
+def whole_name(cluster: str | None, namespace: str | None, context: str | None) -> str:
+    """CONTEXT/NAMESPACE/NAME, where what is not given is the kubeconfig's, and the namespace's only DelayCluster."""
+    with accessed(KubeTarget(cluster or "", namespace, context)) as access:
+        place = f"{access.context}/{access.namespace}"
+        if cluster:
+            return f"{place}/{cluster}"
+        where = f"namespace {access.namespace!r} (context {access.context!r})"
+        found = access.delayclusters()
+        if not found:
+            raise BadTarget(f"there is no DelayCluster in {where}: give --namespace")
+        if len(found) > 1:
+            raise BadTarget(f"there are {len(found)} DelayClusters in {where}, {', '.join(found)}: give --cluster")
+        return f"{place}/{found[0]}"
+
+
 @contextmanager
 def forwarded(target: KubeTarget, given: Mapping[str, str | bool]) -> Iterator[ConnectTarget]:
     """All nodes of the cluster, through port-forward. given: of TLS and tokens, by the names of a Context's fields."""
