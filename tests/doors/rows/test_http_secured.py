@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import socket
 import ssl
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
+from delayregistry.security import (
+    AccessRule,
+    NamePattern,
+    Operation,
+    SecurityUser,
+    StaticToken,
+    UserQuotas,
+    read_document,
+)
 
 from tests.doors.support.asking import SERVICE, Asking, CallFailed, Node
+
+MOST = 3  # connections of a user
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +72,49 @@ def test_who_has_none_or_a_wrong_one_is_refused(secured: LocalCluster, shown: st
     with pytest.raises(CallFailed) as refused:
         asking(secured, shown).json("Send", {"topic": "t", "messages": [{"bodyText": "x"}]})
     assert (refused.value.status, refused.value.reason) == (401, "UNAUTHENTICATED")
+
+
+def test_connections_that_have_ended_count_in_no_quota(secured: LocalCluster) -> None:
+    """Those that their client ends, too: the node may read nothing of them any more."""
+    found = secured.registry.read_security()
+    assert found is not None
+    quick = StaticToken("quick", hashlib.sha256(b"quick").hexdigest())
+    rules = (AccessRule((Operation.PRODUCE,), NamePattern("t")),)
+    users = (SecurityUser("token:quick", rules, UserQuotas(connections=MOST)),)
+    document = read_document(found.text)
+    spec = replace(document, tokens=(*document.tokens, quick), users=users)
+    secured.registry.put_security(spec, found.version)
+
+    def send(client: Asking) -> str:
+        try:
+            client.json("Send", {"topic": "t", "messages": [{"bodyText": "x"}]})
+        except CallFailed as failed:
+            return failed.reason
+        return ""
+
+    def comes(what: str, wanted: str) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            one = asking(secured, "quick")
+            told = send(one)
+            one.close()
+            if told == wanted:
+                return
+            assert time.monotonic() < deadline, f"{what}: {told}"
+            time.sleep(0.1)
+
+    comes("the document is in force", "")
+    for number in range(4 * MOST):
+        comes(f"connection {number}", "")
+    held = []
+    while (told := send(one := asking(secured, "quick"))) == "":
+        held.append(one)
+        assert len(held) <= MOST, "the control: there is a quota"
+    one.close()
+    assert told == "QUOTA"
+    for client in held:
+        client.close()
+    comes("they have left", "")
 
 
 def test_the_port_of_health_serves_no_messages(secured: LocalCluster) -> None:

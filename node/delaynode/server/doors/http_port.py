@@ -103,6 +103,7 @@ class HttpPort:
         with contextlib.suppress(OSError):
             taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            peername = taken.getpeername()  # a transport of TLS that its client has ended knows it no more
             context = None if self._context is None else self._context()
             transport, _ = await loop.connect_accepted_socket(
                 server, taken, ssl=context, ssl_handshake_timeout=None if context is None else HANDSHAKE_SECONDS
@@ -125,5 +126,5 @@ class HttpPort:
                     return  # also a client that does not end a request's head
         finally:
             del self._asked[transport]
-            self._door.left(transport.get_extra_info("peername"))
+            self._door.left(peername)
             transport.abort()
