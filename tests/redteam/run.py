@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 from delaynode.config import EDGE_VARIABLE
 
+from tests.redteam import door_attacks as door_attacks
 from tests.redteam.attacks import ATTACKS, ELSEWHERE, Slow
 from tests.redteam.world import World
 

@@ -117,7 +117,7 @@ class MessagingService:
                 if not command.HasField("settings"):
                     continue  # an answer to a command that this node never sends
                 try:
-                    told = settings.answer(command.settings, language, self._max_attempts(command.settings))
+                    told = settings.answer(command.settings, language, self._max_attempts(command.settings, stream))
                 except Wrong as error:
                     yield mq.TelemetryCommand(status=status_of(error)).SerializeToString()
                     raise Refused("BAD_REQUEST", error.message) from None
@@ -127,10 +127,11 @@ class MessagingService:
             if self.clients.left(key, peer):
                 self.leases.disconnected(key, peer)
 
-    def _max_attempts(self, asked: mq.Settings) -> int:
-        """The fewest of the topics that it subscribes to."""
+    def _max_attempts(self, asked: mq.Settings, call: Call) -> int:
+        """The fewest of the topics that it subscribes to, as far as it may see them."""
         cluster = self._door.node.routes.cluster
         names = {one.topic.name for one in asked.subscription.subscriptions}
+        names = {name for name in names if self._door.dispatch.allows("QueryRoute", call, name)}
         found = [topic.max_attempts for topic in (cluster.topics if cluster else ()) if topic.name in names]
         return min(found, default=16)
 
