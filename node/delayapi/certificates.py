@@ -48,6 +48,13 @@ class Certificates:
         """What is trusted, each root by its PEM."""
         return frozenset(filter(None, self.roots_pem.split(_BEGIN)))
 
+    @property
+    def host(self) -> str:
+        """A DNS name that the leaf is for, one in full before one that a wildcard covers; empty: there is none."""
+        hosts = [name.removeprefix("dns:") for name in self.names if name.startswith("dns:")]
+        covered = [f"any{host[1:]}" if host.startswith("*.") else host for host in hosts]
+        return next((host for host in hosts if "*" not in host), covered[0] if covered else "")
+
 
 class UnusableError(Exception):
     """Says which file is wrong, and why."""

@@ -66,10 +66,9 @@ class NodeCertificates:
     def trust(self) -> ListenerTrust | None:
         """What others need to know of the listeners' certificate; None: there is none, or it has no DNS name."""
         own = self.current(SERVER)
-        names = () if own is None else own.names
-        name = next((one.removeprefix("dns:") for one in names if one.startswith("dns:") and "*" not in one), "")
-        roots = b"" if own is None else own.roots_pem
-        return ListenerTrust(name, roots.decode("ascii")) if name and len(roots) <= MAX_ROOTS_BYTES else None
+        if own is None or not own.host or len(own.roots_pem) > MAX_ROOTS_BYTES:
+            return None
+        return ListenerTrust(own.host, own.roots_pem.decode("ascii"))
 
     def cluster_uri(self) -> str:
         """What the URIs of this cluster's own processes begin with, before their role: as in this node's own

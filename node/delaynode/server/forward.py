@@ -136,12 +136,11 @@ class Forwarder:
 
 def _connections(node: RemoteNode, own: Certificates | None) -> Connections:
     """Nodes are dialled by their IP addresses, which certificates do not name: that a node is one of this cluster is
-    shown by the first DNS name of this one's certificate, which all of them have."""
+    shown by a DNS name of this one's certificate, which all of them have."""
     if own is None:
         return Connections(node.endpoint, OPTIONS)
-    name = next((name.removeprefix("dns:") for name in own.names if name.startswith("dns:")), "")
-    if not name:
+    if not own.host:
         raise Refused("NOT_SERVING", "this node's certificate has no DNS name, by which nodes know each other")
     credentials = grpc.ssl_channel_credentials(own.roots_pem or None, own.key_pem, own.chain_pem)
-    named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+    named = (("grpc.ssl_target_name_override", own.host), ("grpc.default_authority", own.host))
     return Connections(node.endpoint, (*OPTIONS, *named), lambda: credentials)

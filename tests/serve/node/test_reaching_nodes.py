@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from delayapi.certificates import Certificates
+from delayapi.node_client import token_client
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaynode.auth.identity import ANONYMOUS
 from delaynode.listener_options import ListenerConfig, Security
 from delaynode.node.routes import RemoteNode, Routes, endpoint_for
@@ -13,9 +17,9 @@ from delaynode.node_certificates import PEER, NodeCertificates
 from delaynode.server.forward import Forwarder
 from delaynode.server.listeners import Listener
 from delaynode.store.errors import Refused
-from delayregistry.model import ListenerEndpoint, NodeLease
+from delayregistry.model import ListenerEndpoint, ListenerTrust, NodeLease
 
-from tests.security.authority import Authority, write
+from tests.security.authority import Authority, Issued, write
 from tests.serve.support.listening import NOTHING
 
 OLD = NodeLease("n1", "i", "h:7070", "h:7170")  # of a release that knows of no listeners, or of a node with one
@@ -100,6 +104,42 @@ def test_a_node_that_can_not_show_who_it_is_says_why(tmp_path) -> None:
 )
 def test_the_cluster_is_that_of_the_nodes_own_certificate(tmp_path, names: tuple[str, ...], uri: str) -> None:
     assert certificates(tmp_path, *names).cluster_uri() == uri
+
+
+@pytest.mark.parametrize(
+    ("names", "host"),
+    [
+        (("*.shop.svc", "orders.shop.svc"), "orders.shop.svc"),
+        (("spiffe://x", "*.shop.svc"), "any.shop.svc"),
+        (("spiffe://x",), ""),
+    ],
+)
+def test_whom_to_trust_is_said_by_a_name_that_the_certificate_covers(
+    tmp_path, names: tuple[str, ...], host: str
+) -> None:
+    ca = Authority()
+    place = write(tmp_path / "server", ca.issue(*names), ca.pem)
+    trust = NodeCertificates(Security(str(place), "", "", "off", 3_600)).trust()
+    assert (trust.server_name if trust else "") == host
+    if trust is not None:
+        assert serves(ca.issue(*names), trust, host)
+        assert not serves(ca.issue("*.other.svc"), trust, host)
+
+
+def serves(issued: Issued, trust: ListenerTrust, host: str) -> bool:
+    """Whether a server with that certificate is believed by what a lease says."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([(issued.key_pem, issued.chain_pem)])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        with token_client(f"127.0.0.1:{port}", trust.server_name, trust.roots, lambda: "token") as client:
+            client.replica_status(pb.ReplicaStatusRequest(), timeout=10)
+    except grpc.RpcError as error:
+        return error.code() is grpc.StatusCode.UNIMPLEMENTED  # it was asked
+    finally:
+        server.stop(None)
+    return True
 
 
 def test_a_listener_has_its_certificates_once_all_of_them_are_good(tmp_path) -> None:
