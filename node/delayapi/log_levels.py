@@ -45,7 +45,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         rebalance-held-up registry-awaited registry-behind registry-unavailable registry-unreachable registry-went-back
         restart-given-up security-not-kept security-not-read security-refused shard-not-found snapshot-failed
         snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
-        transfer-failed watch-interrupted watching-failed metrics-port-refuses
+        transfer-failed watch-interrupted watching-failed metrics-port-refuses metrics-refused
         http-port-refuses
     """,
     LogLevel.INFO: """

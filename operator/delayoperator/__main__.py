@@ -14,6 +14,7 @@
     OPERATOR_HTTP       HOST:PORT of /healthz, /readyz and /metrics; default [::]:8080, all addresses
     OPERATOR_METRICS    HOST:PORT of /metrics in place of OPERATOR_HTTP's, by TLS, with
     OPERATOR_METRICS_CERTIFICATES  a directory with tls.crt, tls.key and ca.crt, which client certificates are of
+    OPERATOR_METRICS_CLIENTS  names of these, spiffe://... or dns:NAME, with commas; default: all of that CA
     DELAYCLUSTER_LOG_LEVEL  the least level of events in the log: debug, info, warning or error; so does --log-level
 
 Logs are JSON events on stderr, a line each. Without an API server it waits for one.
@@ -79,6 +80,7 @@ class Options:
     election: ElectionTimes = field(default_factory=ElectionTimes)
     metrics: str = ""  # empty: at `http`
     metrics_certificates: str = ""
+    metrics_clients: tuple[str, ...] = ()  # empty: all whom the CA knows
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options:
@@ -101,6 +103,7 @@ class Options:
             ElectionTimes(int(environment.get("OPERATOR_LEASE_SECONDS") or ElectionTimes().lease_seconds)),
             metrics,
             certificates,
+            tuple(filter(None, environment.get("OPERATOR_METRICS_CLIENTS", "").split(","))),
         )
 
 
@@ -284,7 +287,11 @@ class Operator:
         routes = [web.get("/healthz", healthz), web.get("/readyz", readyz)]
         if self._options.metrics:
             self.metrics_port = await serve_metrics(
-                all_metrics, self._options.metrics, self._options.metrics_certificates, self._log
+                all_metrics,
+                self._options.metrics,
+                self._options.metrics_certificates,
+                self._log,
+                self._options.metrics_clients,
             )
         else:
             routes.append(web.get("/metrics", all_metrics))

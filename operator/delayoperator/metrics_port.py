@@ -1,11 +1,15 @@
-"""The operator's /metrics on a port of its own, by TLS and for those who have a certificate of the CA that is given."""
+"""The operator's /metrics on a port of its own, by TLS, for who has a certificate of the CA that is given: all of
+them, or those that are named."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Collection
 
-from delayapi.certificates import Certificates, CertificateStore
+from aiohttp import web
+from cryptography import x509
+from delayapi.certificates import Certificates, CertificateStore, names_of
 from delayapi.secured_http import Handler, SecuredPort, serve_one_request, server_context
 
 from delayoperator.control_loop.loop import Log
@@ -23,8 +27,11 @@ class MetricsPort:
         await asyncio.to_thread(self._store.close)
 
 
-async def serve_metrics(handler: Handler, address: str, certificates: str, log: Log) -> MetricsPort:
-    """address: HOST:PORT. certificates: a directory, as delayapi.certificates reads it; replaced ones are taken up."""
+async def serve_metrics(
+    handler: Handler, address: str, certificates: str, log: Log, clients: Collection[str] = ()
+) -> MetricsPort:
+    """address: HOST:PORT. certificates: a directory, as delayapi.certificates reads it; replaced ones are taken up.
+    clients: one of these names the client's certificate must have, as names_of() writes them; empty: any."""
     store = CertificateStore(certificates)
     newest: tuple[Certificates, ssl.SSLContext] | None = None
     told: str | None = None
@@ -44,6 +51,21 @@ async def serve_metrics(handler: Handler, address: str, certificates: str, log: 
     def tell(event: str, reason: str) -> None:
         log({"event": event, "reason": reason})
 
-    port = await serve_one_request("/metrics", handler, address, context, tell)
+    async def guarded(request: web.Request) -> web.Response:
+        names = _client_names(request)
+        if not clients or not names.isdisjoint(clients):
+            return await handler(request)
+        found = ", ".join(sorted(names)) or "nobody"
+        said = f"the client's certificate is of {found}; expected one of: {', '.join(clients)}"
+        log({"event": "metrics-refused", "reason": said})
+        return web.Response(status=403, text=said)
+
+    port = await serve_one_request("/metrics", guarded, address, context, tell)
     store.start()
     return MetricsPort(store, port)
+
+
+def _client_names(request: web.Request) -> frozenset[str]:
+    connection: ssl.SSLObject | None = request.get_extra_info("ssl_object")
+    shown = None if connection is None else connection.getpeercert(binary_form=True)
+    return frozenset(names_of(x509.load_der_x509_certificate(shown)) if shown else ())

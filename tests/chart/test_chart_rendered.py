@@ -199,6 +199,7 @@ def test_the_operators_metrics_have_a_port_by_tls_where_a_secret_is_given() -> N
     (mount,) = (it for it in container["volumeMounts"] if it["mountPath"] == options.metrics_certificates)
     (volume,) = (it for it in spec["volumes"] if it["name"] == mount["name"])
     assert volume["secret"] == {"secretName": "operator-metrics"}
+    assert options.metrics_clients == ("spiffe://example.org/prometheus", "dns:prometheus.monitoring.svc")
     (port,) = (it for it in container["ports"] if it["name"] == "metrics")
     assert options.metrics == f"0.0.0.0:{port['containerPort']}"
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]

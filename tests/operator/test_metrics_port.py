@@ -31,7 +31,7 @@ async def get(port: MetricsPort, ca: Authority, client: Issued | None, place: Pa
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session,
         session.get(address, ssl=context, server_hostname=NAME) as answer,
     ):
-        assert answer.status == 200
+        answer.raise_for_status()
         return await answer.text()
 
 
@@ -62,6 +62,26 @@ def test_only_who_has_a_certificate_of_the_ca_reads_them_and_newer_certificates_
             with pytest.raises(aiohttp.ClientError):
                 await get(port, newer, ca.issue("prometheus"), tmp_path / "client")
             assert [it["event"] for it in events] == ["certificate-unusable", "certificate-usable"]
+        finally:
+            await port.close()
+
+    asyncio.run(story())
+
+
+def test_of_a_ca_that_issues_more_only_the_clients_that_are_named_read_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        ca, events = Authority("everything"), []
+        place = write(tmp_path / "server", ca.issue(NAME), ca.pem)
+        names = ("spiffe://example.org/prometheus", "dns:prometheus.svc")
+        port = await serve_metrics(handler, "127.0.0.1:0", str(place), events.append, names)
+        try:
+            for good in ("spiffe://example.org/prometheus", "prometheus.svc"):
+                assert await get(port, ca, ca.issue(good), tmp_path / "client")
+            for bad in (("spiffe://example.org/prometheus/x",), ("dns.prometheus.svc", "spiffe://example.org"), ()):
+                with pytest.raises(aiohttp.ClientResponseError, match="403"):
+                    await get(port, ca, ca.issue(*bad), tmp_path / "client")
+            assert [it["event"] for it in events] == ["metrics-refused"] * 3
+            assert "expected one of: spiffe://example.org/prometheus, dns:prometheus.svc" in events[0]["reason"]
         finally:
             await port.close()
 
