@@ -57,16 +57,16 @@ def run(test: Callable[[Issuer, IssuerKeys], Any]) -> None:
     asyncio.run(inside())
 
 
-def test_ten_thousand_unknown_keys_are_one_fetch_in_thirty_seconds() -> None:
+def test_ten_thousand_unknown_keys_a_second_are_one_fetch_in_thirty_seconds() -> None:
     async def test(issuer: Issuer, cached: IssuerKeys) -> None:
         assert await cached.find("k1") is not None
         issuer.now_s += UNKNOWN_SECONDS
         for second in range(60):
             issuer.now_s += 1
-            found = await asyncio.gather(*(cached.find(f"x{second}-{number}") for number in range(170)))
-            assert found == [None] * 170
+            for number in range(10_000):
+                assert await cached.find(f"x{second}-{number}") is None
+            assert await cached.find("k1") is not None, "the good ones are served all the while"
         assert issuer.fetches == 3
-        assert await cached.find("k1") is not None, "the good ones are served all the while"
 
     run(test)
 

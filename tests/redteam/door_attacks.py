@@ -17,14 +17,32 @@ from delaynode.server.doors.rows import MESSAGE_SERVICE
 from tests.auth.test_message_rights import MAY, request_of
 from tests.doors.support import asking as doors
 from tests.redteam.attacks import attack
+from tests.redteam.key_flood import flood
 from tests.redteam.world import ATTEMPTS, World
 from tests.serve.support.asking import DENIED, TOPIC, UNKNOWN, Asking, secret
 
 MISSING = "nothing"
+RATE, FLOOD_SECONDS = 10_000, 5.0
 REFUSED = {401: "unauthenticated", 403: "permission_denied"}
 OTHER_PATHS = ("", "healthz", "readyz", "metrics", "security", "debug/pprof/", "delay.v1.DelayService/Enqueue",
                "delay.v1.ReplicationService/ReplicaStatus", "delay.v1.MessageService/../Send", "%2e%2e/etc/passwd",
                "x" * 5_000)  # fmt: skip
+
+
+@attack(f"{RATE:,} unknown key ids a second")
+def unknown_keys_a_second(world: World) -> str:
+    asked = world.provider.asked("/keys")
+    found, seconds = flood(world, FLOOD_SECONDS, RATE)
+    fetches = world.provider.asked("/keys") - asked
+    unknown = found.pop(str(UNKNOWN.value[0]), 0)
+    # More than the edge takes at once: the compiled one says so, gRPC's own cancels what waits for too long a queue.
+    too_many = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+    busy = sum(found.pop(str(code.value[0]), 0) for code in too_many)
+    assert not found, f"other answers: {found}"
+    assert unknown, "the control: some are looked at"
+    assert fetches <= 2 + seconds / 30, f"{fetches} fetches of the issuer's keys in {seconds:.1f} s"
+    each = f"{unknown:,} {UNKNOWN.name}, {busy:,} refused before as too many at once"
+    return f"{each}, {(busy + unknown) / seconds:,.0f} a second; the issuer was asked {fetches} times"
 
 
 def callers(world: World) -> dict[str, Asking]:
