@@ -33,7 +33,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import kopf
 from aiohttp import web
@@ -222,6 +222,8 @@ class Operator:
                 await kopf.operator(
                     registry=routes(self.clusters, self._credentials),
                     settings=settings(),
+                    # By default kopf asks for the user's name, and OpenShift's users have none.
+                    identity=cast(Any, "delaycluster-operator"),
                     standalone=True,
                     clusterwide=not self._options.namespaces,
                     namespaces=self._options.namespaces,

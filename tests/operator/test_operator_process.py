@@ -95,6 +95,19 @@ def test_health_and_readiness(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     assert told["clusters"] == ["default/shop: its thread has died"]
 
 
+def test_a_user_without_a_name_is_enough(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenShift chooses a uid that no /etc/passwd has, and other runtimes than its own write none into it."""
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000650000")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    running = stage.operator()
+    stage.create()
+    stage.settled()
+    assert not [it for it in running.events if it["event"] == "watching-failed"]
+
+
 def test_a_node_leaves_its_incarnation_for_the_kubelet(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     note_incarnation("00aa", log)
