@@ -4,7 +4,7 @@
 
 What it changes is harmless and real, so that a node of either release would misread what it should not be given:
 
-    format 4    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
+    format 5    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
     wire 2      every message between nodes ends with one more byte
 
 The product knows nothing of it: a copy of the sources is edited, and a place that is not there any more is an error.
@@ -22,14 +22,14 @@ TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
 EDITS: tuple[tuple[str, str, str], ...] = (
-    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 3", "OLDEST, NEWEST = 1, 4"),
+    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 4", "OLDEST, NEWEST = 1, 5"),
     # ------------------------------------------------ frames
-    (f"{STORE}/log/frames.py", "    APPEND_IDS = 13\n", "    APPEND_IDS = 13\n    APPEND_NEXT = 14\n"),
-    (f"{STORE}/log/frames.py", "FrameKind.APPEND_IDS: 3}\n", "FrameKind.APPEND_IDS: 3, FrameKind.APPEND_NEXT: 4}\n"),
+    (f"{STORE}/log/frames.py", "    FIRE = 15\n", "    FIRE = 15\n    APPEND_NEXT = 16\n"),
+    (f"{STORE}/log/frames.py", "    FrameKind.FIRE: 4,\n", "    FrameKind.FIRE: 4, FrameKind.APPEND_NEXT: 5,\n"),
     (
         f"{STORE}/log/frames.py",
-        "APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS))\n",
-        "APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS, FrameKind.APPEND_NEXT))\n"
+        "FrameKind.APPEND_IDS, FrameKind.FIRE))\n",
+        "FrameKind.APPEND_IDS, FrameKind.FIRE, FrameKind.APPEND_NEXT))\n"
         "AHEAD = (3).to_bytes(4, 'little')\n",
     ),
     (
@@ -42,7 +42,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
         f"{STORE}/shard.py",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n"
-        "        if len(runs) == 1 and self.format >= 4:\n"
+        "        if len(runs) == 1 and self.format >= 5:\n"
         "            kind, prefix = FrameKind.APPEND_NEXT, (3).to_bytes(4, 'little') + prefix\n",
     ),
     *(
@@ -58,7 +58,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
     (
         f"{STORE}/maintenance/checkpoint.py",
         '    version = state.pop("format")\n',
-        '    version = state.pop("format")\n    if version < 4:\n        del state["written_by"]\n',
+        '    version = state.pop("format")\n    if version < 5:\n        del state["written_by"]\n',
     ),
     # ------------------------------------------------ the wire
     (f"{TRANSPORT}/connection.py", "WIRE = VersionRange(1, 1)", "WIRE = VersionRange(1, 2)"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from delayapi.units import DAY_MS
 from delaynode.store.errors import Damaged, Impossible, Unappliable
-from delaynode.store.log.frames import SINCE_FORMAT, FrameKind, Unsealed
+from delaynode.store.log.frames import FIRED, SINCE_FORMAT, Firings, FrameKind, ScheduleChange, Unsealed
 from delaynode.store.log.incoming_batch import ID, IncomingBatch
 from delaynode.store.lookup import Lookup
 from delaynode.store.maintenance import persist
@@ -78,6 +78,20 @@ def enqueue_with_id(world: World) -> object:
     batch = IncomingBatch(np.array([world.now + 50_000]), ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
     world.shard.raise_format(SINCE_FORMAT[FrameKind.APPEND_IDS])
     return world.shard.enqueue(replace(batch, ids=np.frombuffer(bytes(range(16)), ID)), world.now)
+
+
+def put_schedule(world: World) -> object:
+    world.shard.raise_format(SINCE_FORMAT[FrameKind.SCHEDULE])
+    return world.shard.change_schedule(ScheduleChange("s", True, b"def", world.now, world.now), world.now)
+
+
+def fire(world: World) -> object:
+    found = world.shard.schedules.find("s")
+    assert found is not None
+    time, one = np.array([found.nominal]), np.ones(1, np.uint32)
+    firings = Firings(np.array([found.number]), time, time + 50, time + 50, one * FIRED, one * 0)
+    message = IncomingBatch(time, ONE.astype(np.uint8)[:0], ONE + 5, ONE, ONE, b"12345")
+    return world.shard.fire(firings, message, world.now)
 
 
 def tick(world: World) -> object:
@@ -154,7 +168,7 @@ def begin_segment(world: World) -> object:
     return world.shard.log.begin_segment()
 
 
-BEFORE: dict[Operation, Operation] = {trim: ack, ack_redriven: redrive, begin_term: begin_segment}
+BEFORE: dict[Operation, Operation] = {trim: ack, ack_redriven: redrive, begin_term: begin_segment, fire: put_schedule}
 """A step that makes an operation possible."""
 
 
@@ -179,6 +193,8 @@ EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.APPEND: (enqueue, lambda shard: shard.index, "insert"),
     FrameKind.APPEND_RUNS: (enqueue_two, lambda shard: shard.producers, "store"),
     FrameKind.APPEND_IDS: (enqueue_with_id, lambda shard: shard.message_ids, "add"),
+    FrameKind.SCHEDULE: (put_schedule, lambda shard: shard.schedules, "apply"),
+    FrameKind.FIRE: (fire, lambda shard: shard.schedules, "fire"),
     FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),

@@ -32,8 +32,10 @@ from delaynode.store.log.frames import (
     Append,
     Cancel,
     Frame,
+    Firings,
     FrameKind,
     Reschedule,
+    ScheduleChange,
     Tick,
     append_ids_prefix,
     append_prefix,
@@ -41,10 +43,12 @@ from delaynode.store.log.frames import (
     parse_append,
     parse_append_runs,
     parse_cancel,
+    parse_firings,
     parse_group,
     parse_progress,
     parse_relocate,
     parse_reschedule,
+    parse_schedule,
     parse_tick,
     parse_trim,
 )
@@ -66,6 +70,7 @@ from delaynode.store.queue.consume_queue import QUEUED_BYTES, ConsumeQueue, Rele
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.message_ids import MessageIds, first_of_each
 from delaynode.store.queue.producers import FirstAnswer, Producers
+from delaynode.store.queue.schedules import Schedules
 from delaynode.store.timer.due_window import ReleasedColumns as Taken
 from delaynode.store.timer.due_window import before
 from delaynode.store.timer.index import TimerIndex
@@ -136,6 +141,7 @@ class Shard:
         self.consumers = Consumers(queue, self._propose, self._get_committed_offset, config.group_limits)
         self.producers = Producers(config.max_producers)
         self.message_ids = MessageIds(config.max_message_ids)
+        self.schedules = Schedules()
         self.space = SpaceReclaimer(log, index, queue, self.consumers, config.keep, self._propose)
         self.next_seq = next_seq
         self.epochs = epochs  # [epoch, start offset], ascending, of the frames applied
@@ -315,7 +321,8 @@ class Shard:
                 "CLOCK_BEHIND", f"this node's clock is {format_ms(watermark - now_ms)} behind what was released; retry"
             )
 
-    def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int) -> None:
+    def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int, *, arrived: bool = True) -> None:
+        """arrived: their senders sent them now, so that they are not late before."""
         n = len(a.due)
         seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
         at = offsets_from(a.size, a.records_at)
@@ -325,7 +332,9 @@ class Shard:
         overdue = np.count_nonzero(over)
         if overdue:
             self.space.on_release(wall_ms)
-            self.queue.stage(end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over], wall_ms)
+            self.queue.stage(
+                end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over], wall_ms if arrived else 0
+            )
         if overdue < n:
             rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT, check)
             self.index.insert(rows[~over] if overdue else rows)
@@ -339,6 +348,40 @@ class Shard:
             if producer:
                 self.producers.store(producer, FirstAnswer(number, first_seq, messages, wall_ms))
             first_seq += messages
+
+    # ------------------------------------------------------------ schedules
+    def change_schedule(self, change: ScheduleChange, now_ms: int) -> None:
+        """Append a SCHEDULE. Raises Impossible."""
+        if not change.put and change.id not in self.schedules:
+            raise Impossible(f"there is no schedule {change.id!r}")
+        with self._propose(FrameKind.SCHEDULE, 1, change.payload(), now_ms) as end:
+            self.schedules.apply(change, now_ms, end)
+
+    def fire(self, firings: Firings, messages: IncomingBatch, now_ms: int) -> None:
+        """Append a FIRE: the messages of the FIRED rows, with dues that are over, are released, and what comes next is
+        armed, in one frame. Raises Impossible."""
+        if len(messages.time) and highest(messages.time)[0] > now_ms:
+            raise Impossible("a firing that is not due yet")
+        self.schedules.rows_of(firings)
+        columns = column_bytes(messages.time, messages.size, messages.key, messages.tag)
+        payload, count, first_seq = firings.payload(), len(messages.time), self.next_seq
+        with self._propose(
+            FrameKind.FIRE, count, (*payload, *columns, messages.records), now_ms, first_seq=first_seq
+        ) as end:
+            self._apply_fire(
+                firings,
+                Append(
+                    (), messages.time, messages.size, messages.key, messages.tag, messages.records,
+                    end - len(messages.records),
+                ),
+                first_seq, now_ms, end,
+            )  # fmt: skip
+
+    def _apply_fire(self, firings: Firings, append: Append, first_seq: int, wall_ms: int, end: int) -> None:
+        rows, queue_end = self.schedules.rows_of(firings), self.queue.end
+        if len(append.due):
+            self._apply_append(append, first_seq, wall_ms, end, arrived=False)
+        self.schedules.fire(rows, firings, append.due, wall_ms, queue_end)
 
     # ------------------------------------------------------------ messages out
     def next_tick(self) -> int:
@@ -524,7 +567,9 @@ class Shard:
     def _apply(self, frame: Frame) -> None:
         kind = frame.kind
         self._begin(frame)
-        if kind in APPENDS:
+        if kind is FrameKind.FIRE:
+            self._apply_fire(parse_firings(frame), parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
+        elif kind in APPENDS:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind is FrameKind.TICK:
             self._apply_tick(parse_tick(frame), frame)
@@ -534,6 +579,8 @@ class Shard:
             self._apply_reschedule(parse_reschedule(frame), frame.wall_ms, frame.end)
         elif kind is FrameKind.GROUP:
             self.consumers.apply_group(parse_group(frame))
+        elif kind is FrameKind.SCHEDULE:
+            self.schedules.apply(parse_schedule(frame), frame.wall_ms, frame.end)
         elif kind is FrameKind.RELOCATE:
             self.space.apply_relocate(parse_relocate(frame))
         elif kind is FrameKind.TRIM:

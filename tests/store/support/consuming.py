@@ -11,7 +11,7 @@ from delaynode.store.types import I64, MAX_SEQ, U32
 
 from tests.store.support import model as m
 from tests.store.support.model import Event, ModelGroup, Open
-from tests.store.support.producing import Producing
+from tests.store.support.scheduling import Scheduling
 
 
 def tag_of(name: str) -> int:
@@ -26,7 +26,7 @@ def _columns(rows: list[tuple[int, int]]) -> tuple[I64, U32]:
     return np.array([offset for offset, _ in rows], np.int64), np.array([attempt for _, attempt in rows], np.uint32)
 
 
-class World(Producing):
+class World(Scheduling):
     """A shard with all that can be done to it."""
 
     @property

@@ -42,6 +42,25 @@ class Append(NamedTuple):
     time: int = 0  # with ids: the frame time
 
 
+class Scheduled(NamedTuple):
+    id: str
+    definition: bytes | None  # None: it is deleted
+    nominal: int
+    due: int
+    number: int
+    wall: int
+
+
+class Fire(NamedTuple):
+    """rows: id, time, nominal, due, flags, missed; the messages are those of the rows that have fired, in order."""
+
+    rows: tuple[tuple[str, int, int, int, int, int], ...]
+    first_seq: int
+    dues: tuple[int, ...]
+    messages: tuple[Msg, ...]
+    wall: int
+
+
 class Tick(NamedTuple):
     mark: Key
 
@@ -103,6 +122,8 @@ class Relocate(NamedTuple):
 Event = (
     Epoch
     | Append
+    | Scheduled
+    | Fire
     | Tick
     | Cancel
     | Reschedule
@@ -148,6 +169,23 @@ class ModelGroup:
 
 
 @dataclass
+class ModelSchedule:
+    number: int
+    created_ms: int
+    definition: bytes = b""
+    version: int = 0
+    changed_ms: int = 0
+    nominal: int = 0
+    due: int = 0
+    last: int = 0
+    fired: int = 0
+    skipped: int = 0
+    missed: int = 0
+    queue_offset: int = -1
+    recent: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
 class ModelProducer:
     answers: deque[Append] = field(default_factory=lambda: deque(maxlen=16))
     seen: int = 0
@@ -172,6 +210,7 @@ class Model:
         self.wall = 0
         self.producers: dict[int, ModelProducer] = {}
         self.ids: dict[bytes, StoredId] = {}
+        self.schedules: dict[str, ModelSchedule] = {}
         self.groups: dict[str, ModelGroup] = {}
         self.epoch = 0
 
@@ -212,6 +251,14 @@ class Model:
                     producer = self.producers[event.producer]
                     producer.answers.append(event)
                     producer.seen = event.wall
+            case Scheduled() if event.definition is None:
+                del self.schedules[event.id]
+            case Scheduled():
+                one = self.schedules.setdefault(event.id, ModelSchedule(event.number, event.wall))
+                one.definition, one.nominal, one.due = event.definition, event.nominal, event.due
+                one.version, one.changed_ms = one.version + 1, event.wall
+            case Fire():
+                self.fire(event)
             case Tick(mark):
                 for key in sorted(key for key in self.live if key <= mark):
                     self.release(*key, self.live.pop(key))
@@ -238,6 +285,24 @@ class Model:
                 pass
             case _:
                 self.progress(event)
+
+    def fire(self, event: Fire) -> None:
+        due = dict(zip(range(len(event.dues)), event.dues, strict=True))
+        fired = 0
+        for id_, time, nominal, next_due, flags, missed in event.rows:
+            one = self.schedules[id_]
+            one.nominal, one.due, one.missed = nominal, next_due, one.missed + missed
+            if not flags & (2 | 4):
+                one.last = time
+            if flags & 1:
+                one.fired, one.queue_offset = one.fired + 1, len(self.queue) + fired
+                one.recent.insert(0, [one.fired, time, due[fired], event.wall, flags])
+                fired += 1
+            if flags & 8:
+                one.skipped += 1
+                one.recent.insert(0, [0, time, time, event.wall, flags])
+            del one.recent[10:]
+        self.apply(Append(0, 0, event.first_seq, event.dues, event.messages, event.wall))
 
     def progress(self, event: Ack | Retry | Dead | Redrive | Drop) -> None:
         group = self.groups[event.name]

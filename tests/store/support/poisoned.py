@@ -10,13 +10,17 @@ import numpy as np
 from delayapi.units import DAY_MS
 from delaynode.store.log.frames import (
     APPENDS,
+    FIRED,
     FLAG_NEW_SEGMENT,
+    NEVER,
     Cancel,
+    Firings,
     FrameKind,
     GroupChange,
     GroupProgress,
     Relocate,
     Reschedule,
+    ScheduleChange,
     Tick,
     Trim,
     append_ids_prefix,
@@ -66,6 +70,17 @@ def _append_ids(world: World) -> tuple[int, tuple[Buffer, ...]]:
     return 1, (append_ids_prefix(NO_IDS), *columns, b"123")
 
 
+def _firings(number: int) -> Firings:
+    one, row = np.zeros(1, np.int64), np.ones(1, np.uint32)
+    return Firings(one + number, one, one + NEVER, one + NEVER, row * FIRED, row * 0)
+
+
+def _fire(world: World) -> tuple[int, tuple[Buffer, ...]]:
+    """A FIRE of a schedule that was never put."""
+    columns = column_bytes(np.array([world.now]), np.array([3], np.uint32), *[np.zeros(1, np.uint32)] * 2)
+    return 1, (*_firings(7).payload(), *columns, b"123")
+
+
 def _cancel(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """A CANCEL of the last message that says its record lies where no segment is."""
     due, seq = max(world.model.live)
@@ -99,6 +114,8 @@ POISONS: dict[FrameKind, Poison] = {
     FrameKind.APPEND: _append,
     FrameKind.APPEND_RUNS: _append_runs,
     FrameKind.APPEND_IDS: _append_ids,
+    FrameKind.SCHEDULE: lambda world: (1, ScheduleChange("s", False).payload()),
+    FrameKind.FIRE: _fire,
     FrameKind.TICK: _tick,
     FrameKind.CANCEL: _cancel,
     FrameKind.RESCHEDULE: _reschedule,

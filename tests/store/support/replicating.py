@@ -24,7 +24,7 @@ from tests.store.support.consuming import World
 from tests.store.support.memory_files import Crashed, MemoryFiles
 from tests.store.support.model import Model
 from tests.store.support.steps import Draw, finale
-from tests.store.support.world import ROOT, UID
+from tests.store.support.world import ROOT, UID, schedules_of
 
 
 def check_well(disk: MemoryFiles) -> None:
@@ -49,6 +49,7 @@ def state_of(shard: Shard) -> dict[str, object]:
         "producers' clock": (shard.producers.time_ms, shard.producers.wall_ms),
         "producers": sorted(row.tobytes() for row in shard.producers.rows()),
         "queue": (shard.queue.start, shard.queue.visible, shard.queue.end),
+        "schedules": schedules_of(shard),
         "groups": {name: group_state(group, shard.queue) for name, group in sorted(shard.consumers.groups.items())},
     }
 

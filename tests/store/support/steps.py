@@ -277,6 +277,30 @@ CONSUMERS: dict[str, tuple[int, Step]] = {
     "delete group": (1, lambda w, d: w.delete_group(GROUPS[d(0, 2)]) if d(0, 4) == 0 else None),
     "check groups": (1, lambda w, d: w.check_groups()),
 }
+SCHEDULE_IDS = ("a", "b", "c", "d", "e", "\u00fc" * 9)
+
+
+def put_schedule(world: World, draw: Draw) -> None:
+    interval = (1, 7, 1000, 1001, MINUTE_MS, HOUR_MS)[draw(0, 5)]
+    world.put_schedule(SCHEDULE_IDS[draw(0, 5)], interval, paused=draw(0, 4) == 0)
+
+
+def fire_due(world: World, draw: Draw) -> None:
+    what = [("fire", "fire", "fire", "skip", "miss")[draw(0, 4)] for _ in range(3)]
+    world.fire_due(what, (1, 2, 100)[draw(0, 2)])
+
+
+def fire_by_hand(world: World, draw: Draw) -> None:
+    what = ("trigger", "backfill")[draw(0, 1)]
+    world.fire_by_hand(SCHEDULE_IDS[draw(0, 5)], what, world.now - draw(0, HOUR_MS))
+
+
+SCHEDULES: dict[str, tuple[int, Step]] = {
+    "put schedule": (4, put_schedule),
+    "fire": (6, fire_due),
+    "fire by hand": (1, fire_by_hand),
+    "delete schedule": (1, lambda w, d: w.delete_schedule(SCHEDULE_IDS[d(0, 5)])),
+}
 TROUBLE: dict[str, tuple[int, Step]] = {
     "power cut": (1, lambda w, d: w.power_cut()),
     "kill": (1, lambda w, d: w.kill()),

@@ -11,7 +11,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Self
 
@@ -19,11 +19,13 @@ import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.frames import APPENDS, FrameKind, Unsealed
+from delaynode.store.log.frames import APPENDS, NEVER, FrameKind, Unsealed
 from delaynode.store.log.incoming_batch import ID
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import KeepConfig
 from delaynode.store.queue.consume_queue import QUEUED_BYTES
+from delaynode.store.queue.schedules import ScheduleState
+from delaynode.store.shard import Shard
 from delaynode.store.timer.cascade import CascadeJob
 from delaynode.store.timer.jobs import LoadJob
 from delaynode.store.types import MAX_SEQ, Records
@@ -38,6 +40,7 @@ UID = 0xFEEDFACECAFEBEEF
 
 KIND_OF = {
     m.Epoch: FrameKind.EPOCH, m.Append: FrameKind.APPEND, m.Tick: FrameKind.TICK, m.Cancel: FrameKind.CANCEL,
+    m.Scheduled: FrameKind.SCHEDULE, m.Fire: FrameKind.FIRE,
     m.Reschedule: FrameKind.RESCHEDULE, m.GroupMade: FrameKind.GROUP, m.GroupGone: FrameKind.GROUP,
     m.Ack: FrameKind.ACK, m.Retry: FrameKind.RETRY, m.Dead: FrameKind.DEAD, m.Redrive: FrameKind.RETRY,
     m.Drop: FrameKind.DEAD, m.Trim: FrameKind.TRIM, m.Relocate: FrameKind.RELOCATE,
@@ -57,6 +60,17 @@ SMALL = ShardConfig(
     keep=KeepConfig(retention_ms=HOUR_MS, keep_log_bytes=0, keep_log_ms=0, relocate_after_ms=0),
 )
 """Limits so low that every path is taken with a handful of messages."""
+
+
+def schedules_of(shard: Shard) -> dict[str, dict[str, object]]:
+    """All that is known of each schedule, by id, in a form that can be compared."""
+    names = [one.name for one in fields(ScheduleState)]
+    found = {id_: shard.schedules.find(id_) for id_ in shard.schedules.ids()}
+    return {
+        id_: {name: getattr(one, name) for name in names} | {"recent": one.recent.tolist()}
+        for id_, one in found.items()
+        if one is not None
+    }
 
 
 @dataclass
@@ -180,7 +194,7 @@ class WorldBase:
         before = len(self.shard.log.pending)
         yield events
         frames = [frame for frame in self.shard.log.pending[before:] if isinstance(frame, Unsealed)]
-        kinds = [FrameKind.APPEND if f.kind in APPENDS else f.kind for f in frames]
+        kinds = [FrameKind.APPEND if f.kind in APPENDS - {FrameKind.FIRE} else f.kind for f in frames]
         assert kinds == [KIND_OF[type(e)] for e in events]
         for frame, event in zip(frames, events, strict=True):
             released = len(self.model.queue)
@@ -369,6 +383,9 @@ class WorldBase:
         assert shard.next_seq == model.next_seq
         assert shard.queue.end == len(model.queue)
         assert shard.epoch == model.epoch
+        assert schedules_of(shard) == {id_: vars(one) | {"id": id_} for id_, one in model.schedules.items()}
+        assert shard.schedules.next_due == min((one.due for one in model.schedules.values()), default=NEVER)
+        assert shard.schedules.definition_bytes == sum(len(one.definition) for one in model.schedules.values())
 
     def compare_rows(self, rows: Records, first: int) -> None:
         expected = self.model.queue[first : first + len(rows)]

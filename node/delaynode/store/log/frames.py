@@ -4,7 +4,7 @@ header, 64 bytes, little-endian
   0 magic u32 | 4 crc32 u32 (of all that follows) | 8 length u32 (header and payload) | 12 kind u16 | 14 flags u16
  16 shard uid u64 | 24 epoch u32 | 28 count u32 | 32 first seq i64 | 40 master's wall clock i64 ms
  48 own log offset i64 | 56 synced i64 (the log offset known to be on disk when this frame was written)
-payload: columns one after the other, then (APPEND, APPEND_RUNS, APPEND_IDS, RELOCATE) the records
+payload: columns one after the other, then (APPEND, APPEND_RUNS, APPEND_IDS, FIRE, RELOCATE) the records
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ FLAG_DEAD_LETTERS = 1  # RETRY: of dead letters (a redrive); DEAD: drop them
 FLAG_NEW_SEGMENT = 2  # this frame begins a CommitLog segment, on every replica
 FLAGS = FLAG_DEAD_LETTERS | FLAG_NEW_SEGMENT
 
+NEVER = 1 << 62  # ms: of a schedule that has no next firing
+# of a row of FIRE: it has a message; somebody asked for it, now, or of a range; the last message is not done yet
+FIRED, TRIGGERED, BACKFILLED, SKIPPED = 1, 2, 4, 8
+BY_HAND = TRIGGERED | BACKFILLED
+
 
 class FrameKind(IntEnum):
     APPEND = 1
@@ -46,13 +51,18 @@ class FrameKind(IntEnum):
     TRIM = 11
     APPEND_RUNS = 12
     APPEND_IDS = 13
+    SCHEDULE = 14
+    FIRE = 15
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
 # The format that brought each kind: a master writes a kind only once all nodes read that format. A payload never
 # changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
-SINCE_FORMAT = {**dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_IDS: 3}
-APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS))
+SINCE_FORMAT = {
+    **dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_IDS: 3, FrameKind.SCHEDULE: 4,
+    FrameKind.FIRE: 4,
+}  # fmt: skip
+APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS, FrameKind.FIRE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,7 @@ _RUNS = struct.Struct("<II")
 _ZERO = struct.Struct("<Q")
 _TICK = struct.Struct("<qqqq")
 _U16 = struct.Struct("<H")
+_PUT = struct.Struct("<Bqq")
 
 
 def column_bytes(*columns: Array) -> tuple[Buffer, ...]:
@@ -244,6 +255,9 @@ def _ids(columns: PayloadColumns, frame: Frame) -> Ids:
 def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[BatchRun]:
     if frame.kind is FrameKind.APPEND_IDS:
         return (BatchRun(0, 0, frame.count),)
+    if frame.kind is FrameKind.FIRE:
+        _read_firings(columns)
+        return (BatchRun(0, 0, frame.count),)
     if frame.kind is FrameKind.APPEND:
         producer, number = columns.unpack(_APPEND)
         return (BatchRun(producer, number, frame.count),)
@@ -265,10 +279,72 @@ def parse_append(frame: Frame) -> Append:
     n = frame.count
     due, size = columns.read_column("<i8", n), columns.read_column("<u4", n)
     key, tag = columns.read_column("<u4", n), columns.read_column("<u4", n)
-    if not n or total(size) != len(frame.payload) - columns.at:
+    if not (n or frame.kind is FrameKind.FIRE) or total(size) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
     return Append(runs, due, size, key, tag, frame.payload[columns.at :], records_at, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleChange:
+    """Put a schedule, new or in the place of the one with its id, or delete it (`put` False).
+
+    definition: what its owner has said, encoded; the store does not read it. nominal, due: the firing that comes next,
+    ms; NEVER: none.
+    """
+
+    id: str
+    put: bool
+    definition: bytes = b""
+    nominal: int = NEVER
+    due: int = NEVER
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return (_text(self.id) + _PUT.pack(self.put, self.nominal, self.due), self.definition)
+
+
+def parse_schedule(frame: Frame) -> ScheduleChange:
+    columns = PayloadColumns(frame.payload)
+    id_ = columns.text()
+    put, nominal, due = columns.unpack(_PUT)
+    return ScheduleChange(id_, bool(put), bytes(frame.payload[columns.at :]), nominal, due)
+
+
+@dataclass(frozen=True, slots=True)
+class Firings:
+    """What happens to n schedules, one row each. Their messages are the frame's, those of FIRED rows in order.
+
+    number i64[n]: which schedule. time i64[n] ms: the nominal time that is over. nominal, due i64[n] ms: the firing
+    that comes next, NEVER: none; of a row BY_HAND as before. flags u32[n]: none of FIRED and SKIPPED where times were
+    only missed. missed u32[n]: nominal times that were passed over without a message.
+    """
+
+    number: I64
+    time: I64
+    nominal: I64
+    due: I64
+    flags: U32
+    missed: U32
+
+    def payload(self) -> tuple[Buffer, ...]:
+        return (_RUNS.pack(len(self.number), 0), *column_bytes(*(getattr(self, name) for name in self.__slots__)))
+
+
+def _read_firings(columns: PayloadColumns) -> Firings:
+    n, zero = columns.unpack(_RUNS)
+    if zero:
+        raise Damaged(f"the firings of a FIRE follow {zero}, not 0")
+    eights = [columns.read_column("<i8", n) for _ in range(4)]
+    return Firings(*eights, columns.read_column("<u4", n), columns.read_column("<u4", n))
+
+
+def parse_firings(frame: Frame) -> Firings:
+    """Of a FIRE, whose messages parse_append() has. Raises Damaged."""
+    firings = _read_firings(PayloadColumns(frame.payload))
+    fired = int(np.count_nonzero(firings.flags & FIRED))
+    if fired != frame.count:
+        raise Damaged(f"frame at {frame.offset}: {fired} of its schedules have fired, it has {frame.count} messages")
+    return firings
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,7 @@ def _restore(shard: Shard, state: Checkpoint, arrays: ck.Arrays, ledger: Segment
     time_ms, wall_ms = arrays.get("producer_clock", np.array([state.wall_ms, state.wall_ms])).tolist()
     shard.producers.restore(arrays.get("producers", np.zeros(0, ROW)), time_ms, wall_ms)
     shard.message_ids.restore(arrays)
+    shard.schedules.restore(arrays)
 
 
 # ---------------------------------------------------------------- wheels
@@ -380,7 +381,7 @@ def begin_checkpoint(files: Files, directory: str, shard: Shard) -> CheckpointJo
     if len(shard.producers):
         arrays["producers"] = shard.producers.rows().copy()
     arrays["producer_clock"] = np.array([shard.producers.time_ms, shard.producers.wall_ms], np.int64)
-    arrays |= shard.message_ids.snapshot()
+    arrays |= shard.message_ids.snapshot() | shard.schedules.snapshot()
     index, freeing = shard.index, shard.space
     flush = index.begin_flush((shard.checkpointed, shard.applied))  # may move the TimerLog's start
     arrays["ledger"] = freeing.ledger.segments.copy()

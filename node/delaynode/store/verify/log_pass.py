@@ -27,10 +27,12 @@ from delaynode.store.log.frames import (
     parse,
     parse_append,
     parse_cancel,
+    parse_firings,
     parse_group,
     parse_progress,
     parse_relocate,
     parse_reschedule,
+    parse_schedule,
     parse_tick,
     parse_trim,
 )
@@ -287,6 +289,11 @@ class LogPass:
         match frame.kind:
             case FrameKind.APPEND | FrameKind.APPEND_RUNS | FrameKind.APPEND_IDS:
                 self._append(frame, before=before)
+            case FrameKind.FIRE:
+                parse_firings(frame)
+                self._append(frame, before=before)
+            case FrameKind.SCHEDULE:
+                parse_schedule(frame)
             case FrameKind.TICK:
                 self._tick(frame, before=before)
             case FrameKind.CANCEL:

@@ -33,10 +33,12 @@ from delaynode.store.log.frames import (
     FrameKind,
     parse_append,
     parse_cancel,
+    parse_firings,
     parse_group,
     parse_progress,
     parse_relocate,
     parse_reschedule,
+    parse_schedule,
     parse_tick,
     parse_trim,
 )
@@ -305,6 +307,12 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
         case FrameKind.APPEND | FrameKind.APPEND_RUNS | FrameKind.APPEND_IDS:
             due = parse_append(frame).due
             return f"LOST: {_messages(len(due))} that may have been acknowledged{_due(due)}"
+        case FrameKind.FIRE:
+            fired, firings = len(parse_append(frame).due), parse_firings(frame)
+            return f"{_messages(fired)} of {len(firings.number):,} schedules: LOST, but for those that fire anew"
+        case FrameKind.SCHEDULE:
+            change = parse_schedule(frame)
+            return f"schedule {change.id!r} {'is not put' if change.put else 'is not deleted'}: it stays as it was"
         case FrameKind.TICK:
             tick = parse_tick(frame)
             return f"{_messages(max(0, tick.released))} due by {at_ms(tick.due)} are released later, by the next master"
@@ -352,7 +360,7 @@ def losses_of(frames: Iterable[Frame]) -> list[str]:
         kinds[frame.kind] += 1
         counts[frame.kind] += frame.count
         try:
-            if frame.kind in APPENDS:
+            if frame.kind in APPENDS - {FrameKind.FIRE}:
                 due = parse_append(frame).due
                 stored, low, high = stored + len(due), min(low, int(due.min())), max(high, int(due.max()))
             elif frame.kind is FrameKind.ACK:
@@ -367,6 +375,7 @@ def losses_of(frames: Iterable[Frame]) -> list[str]:
         dues = _due(np.array([low, high]))
         found.append(f"LOST: {_messages(stored)} that may have been acknowledged{dues}")
     for kind, what in (
+        (FrameKind.FIRE, "{} of schedules are released again: they fire anew what they had fired"),
         (FrameKind.CANCEL, "{} that were cancelled will be delivered"),
         (FrameKind.RESCHEDULE, "{} that were rescheduled are delivered at the old time"),
         (FrameKind.TICK, "{} that were released are released again: delivered once more to those who had them"),

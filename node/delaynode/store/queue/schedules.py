@@ -1,0 +1,236 @@
+"""The schedules of a shard: what each is, what it has fired, and the firing that is armed.
+
+    number            the log offset at which the frame ends that made the schedule: it names it for ever
+    version           1, and one more each time that it is put; created_ms, changed_ms: when it was, first and last
+    nominal, due      the firing that is armed, ms; NEVER: none
+    last              the nominal time of the last firing by the clock that is over, ms
+    fired, skipped    messages so far; times that were left out; missed: times that were passed over
+    queue_offset      where the last message lies in the ConsumeQueue; -1: there is none
+    recent            (n, 10, 5) i64: of each of the last ten firings, the newest first, its number (0: it was skipped),
+                      nominal time, due and when it was (ms), and its flags; all 0: there is none
+
+All of it follows from frames: the master writes what is armed next, and no copy reckons times. Columns, since 100,000
+schedules may fire in one second, and a checkpoint has all of them. A deleted schedule's row is dropped with the next
+checkpoint, or when half of the rows are deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from delaynode.store.errors import Damaged, Impossible
+from delaynode.store.log.frames import BY_HAND, FIRED, NEVER, SKIPPED, Firings, ScheduleChange
+from delaynode.store.types import I64, Array
+
+RECENT = 10
+COLUMNS = (
+    "number", "version", "created_ms", "changed_ms", "nominal", "due", "last", "fired", "skipped", "missed",
+    "queue_offset",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """One schedule. recent: i64 (m, 5), the last firings, the newest first, see above."""
+
+    id: str
+    definition: bytes
+    number: int
+    version: int
+    created_ms: int
+    changed_ms: int
+    nominal: int
+    due: int
+    last: int
+    fired: int
+    skipped: int
+    missed: int
+    queue_offset: int
+    recent: I64
+
+
+class Schedules:
+    """Owned by the shard's thread."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}  # by id
+        self._ids: list[str] = []  # by row; "" where it is deleted
+        self._definitions: list[bytes] = []
+        self._columns: dict[str, I64] = {name: np.empty(0, np.int64) for name in COLUMNS}  # numbers ascend
+        self._recent = np.empty((0, RECENT, 5), np.int64)
+        self._next_due: int | None = NEVER  # None: to be looked up
+        self.definition_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._rows
+
+    def ids(self) -> list[str]:
+        return sorted(self._rows)
+
+    def find(self, id_: str) -> ScheduleState | None:
+        row = self._rows.get(id_)
+        return None if row is None else self._state(row)
+
+    def _state(self, row: int) -> ScheduleState:
+        recent = self._recent[row]
+        values = {name: int(column[row]) for name, column in self._columns.items()}
+        return ScheduleState(self._ids[row], self._definitions[row], recent=recent[recent[:, 4] > 0].copy(), **values)
+
+    @property
+    def next_due(self) -> int:
+        """The earliest due that is armed, ms; NEVER: none is."""
+        if self._next_due is None:
+            self._next_due = int(self._columns["due"][: len(self._ids)].min(initial=NEVER))
+        return self._next_due
+
+    def due_by(self, time_ms: int, most: int) -> list[ScheduleState]:
+        """Up to `most` of those whose firing is due at `time_ms`, the first due first."""
+        if self.next_due > time_ms:
+            return []
+        due = self._columns["due"][: len(self._ids)]
+        rows = np.flatnonzero(due <= time_ms)
+        return [self._state(row) for row in rows[np.argsort(due[rows], kind="stable")][:most].tolist()]
+
+    # ------------------------------------------------------------ frames
+    def apply(self, change: ScheduleChange, wall_ms: int, end: int) -> None:
+        """A SCHEDULE of `wall_ms` that ends at log offset `end`."""
+        row = self._rows.get(change.id)
+        self._next_due = None
+        if not change.put:
+            if row is None:
+                raise Impossible(f"there is no schedule {change.id!r}")
+            self._delete(row)
+            return
+        if row is None:
+            row = self._add(change.id, wall_ms, end)
+        self.definition_bytes += len(change.definition) - len(self._definitions[row])
+        self._definitions[row] = change.definition
+        self._columns["version"][row] += 1
+        for name, value in (("changed_ms", wall_ms), ("nominal", change.nominal), ("due", change.due)):
+            self._columns[name][row] = value
+
+    def _add(self, id_: str, wall_ms: int, end: int) -> int:
+        row = len(self._ids)
+        if row == len(self._recent):
+            self._resize(max(16, row + row // 2))
+        self._rows[id_] = row
+        self._ids.append(id_)
+        self._definitions.append(b"")
+        for name, column in self._columns.items():
+            column[row] = {"number": end, "created_ms": wall_ms, "queue_offset": -1}.get(name, 0)
+        self._recent[row] = 0
+        return row
+
+    def _resize(self, rows: int) -> None:
+        kept = len(self._ids)
+        for name, column in self._columns.items():
+            self._columns[name] = np.empty(rows, np.int64)
+            self._columns[name][:kept] = column[:kept]
+        recent, self._recent = self._recent, np.empty((rows, RECENT, 5), np.int64)
+        self._recent[:kept] = recent[:kept]
+
+    def _delete(self, row: int) -> None:
+        self.definition_bytes -= len(self._definitions[row])
+        del self._rows[self._ids[row]]
+        self._ids[row], self._definitions[row] = "", b""
+        self._columns["due"][row] = NEVER
+        if 2 * len(self._rows) < len(self._ids):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop the rows of deleted schedules."""
+        kept = [row for row, id_ in enumerate(self._ids) if id_]
+        if len(kept) == len(self._ids):
+            return
+        self._ids = [self._ids[row] for row in kept]
+        self._definitions = [self._definitions[row] for row in kept]
+        self._columns = {name: column[kept] for name, column in self._columns.items()}
+        self._recent = self._recent[kept]
+        self._rows = {id_: row for row, id_ in enumerate(self._ids)}
+
+    def rows_of(self, firings: Firings) -> npt.NDArray[np.intp]:
+        """The row of each. Raises Impossible where a firing is not of a schedule here, or comes a second time."""
+        numbers = self._columns["number"][: len(self._ids)]
+        rows = np.searchsorted(numbers, firings.number)
+        if not len(numbers) or (numbers[np.minimum(rows, len(numbers) - 1)] != firings.number).any():
+            raise Impossible("it fires a schedule that is not here")
+        if len(np.unique(rows)) < len(rows) or not all(self._ids[row] for row in rows.tolist()):
+            raise Impossible("it fires a schedule twice, or one that is deleted")
+        by_clock = (firings.flags & BY_HAND) == 0
+        again = by_clock & ((firings.time < self._columns["nominal"][rows]) | (firings.nominal <= firings.time))
+        if again.any():
+            at = int(np.flatnonzero(again)[0])
+            armed = int(self._columns["nominal"][rows[at]])
+            raise Impossible(
+                f"it fires schedule {self._ids[rows[at]]!r} of {firings.time[at]} and arms {firings.nominal[at]}, "
+                f"where {armed} is armed"
+            )
+        return rows
+
+    def fire(
+        self, rows: npt.NDArray[np.intp], firings: Firings, due: I64, wall_ms: int, queue_end: int
+    ) -> None:
+        """Firings of these rows, at `wall_ms`; due: i64[m] of their messages, which have queue offsets from `queue_end`
+        on."""
+        columns, by_clock = self._columns, (firings.flags & BY_HAND) == 0
+        fired, skipped = (firings.flags & FIRED) != 0, (firings.flags & SKIPPED) != 0
+        self._next_due = None
+        columns["nominal"][rows], columns["due"][rows] = firings.nominal, firings.due
+        columns["last"][rows[by_clock]] = firings.time[by_clock]
+        columns["fired"][rows] += fired
+        columns["skipped"][rows] += skipped
+        columns["missed"][rows] += firings.missed
+        columns["queue_offset"][rows[fired]] = queue_end + np.arange(len(due))
+        told = fired | skipped
+        entry = np.empty((len(rows), 5), np.int64)
+        entry[:, 0], entry[:, 1], entry[:, 2] = np.where(fired, columns["fired"][rows], 0), firings.time, firings.time
+        entry[fired, 2] = due
+        entry[:, 3], entry[:, 4] = wall_ms, firings.flags
+        self._recent[rows[told], 1:] = self._recent[rows[told], :-1]
+        self._recent[rows[told], 0] = entry[told]
+
+    # ------------------------------------------------------------ checkpoint
+    def snapshot(self) -> dict[str, Array]:
+        """All of them, as arrays that nobody changes any more."""
+        self._compact()
+        count = len(self._ids)
+        if not count:
+            return {}
+        arrays: dict[str, Array] = {f"schedules.{name}": self._columns[name][:count].copy() for name in COLUMNS}
+        arrays["schedules.recent"] = self._recent[:count].copy()
+        for name, texts in (("id", [id_.encode() for id_ in self._ids]), ("definition", self._definitions)):
+            arrays[f"schedules.{name}"] = np.frombuffer(b"".join(texts), np.uint8)
+            arrays[f"schedules.{name}_bytes"] = np.array([*map(len, texts)], np.int64)
+        return arrays
+
+    def restore(self, arrays: dict[str, Array]) -> None:
+        """Into a new table, what snapshot() gave. Raises Damaged."""
+        if "schedules.number" not in arrays:
+            return
+        self._columns = {name: arrays[f"schedules.{name}"].astype(np.int64) for name in COLUMNS}
+        self._recent = arrays["schedules.recent"].astype(np.int64)
+        self._definitions = _split(arrays, "definition")
+        try:
+            self._ids = [id_.decode() for id_ in _split(arrays, "id")]
+        except UnicodeDecodeError as error:
+            raise Damaged(f"the ids of schedules are no UTF-8: {error}") from error
+        lengths = {len(column) for column in (*self._columns.values(), self._recent, self._ids, self._definitions)}
+        if len(lengths) != 1 or self._recent.shape[1:] != (RECENT, 5):
+            raise Damaged(f"the columns of schedules have {sorted(lengths)} rows")
+        self._rows = {id_: row for row, id_ in enumerate(self._ids)}
+        self.definition_bytes = sum(map(len, self._definitions))
+        self._next_due = None
+
+
+def _split(arrays: dict[str, Array], name: str) -> list[bytes]:
+    data, sizes = arrays[f"schedules.{name}"].tobytes(), arrays[f"schedules.{name}_bytes"].tolist()
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    if sum(sizes) != len(data) or min(sizes, default=0) < 0:
+        raise Damaged(f"the {name}s of schedules have {len(data)} bytes, not {sum(sizes)}")
+    return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
