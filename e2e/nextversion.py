@@ -29,8 +29,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
     (
         f"{STORE}/log/frames.py",
         "FrameKind.APPEND_IDS, FrameKind.FIRE))\n",
-        "FrameKind.APPEND_IDS, FrameKind.FIRE, FrameKind.APPEND_NEXT))\n"
-        "AHEAD = (3).to_bytes(4, 'little')\n",
+        "FrameKind.APPEND_IDS, FrameKind.FIRE, FrameKind.APPEND_NEXT))\nAHEAD = (3).to_bytes(4, 'little')\n",
     ),
     (
         f"{STORE}/log/frames.py",

@@ -46,7 +46,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         restart-given-up security-not-kept security-not-read security-refused shard-not-found snapshot-failed
         snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
         transfer-failed watch-interrupted watching-failed metrics-port-refuses metrics-refused
-        http-port-refuses
+        http-port-refuses schedule-paused
     """,
     LogLevel.INFO: """
         certificate-usable clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded

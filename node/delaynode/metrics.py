@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from delayapi import zones
 from prometheus_client.core import (
     CollectorRegistry,
     CounterMetricFamily,
@@ -116,6 +117,7 @@ class NodeMetrics:
     impossible: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     lateness: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENESS_MS)))
     enqueue_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
+    firings: Counter[tuple[str, str]] = field(default_factory=Counter)  # by topic and outcome
     denied: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by operation, why, allowed all the same
     quota_refused: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by topic, or principal, and quota
     unauthenticated: Counter[str] = field(default_factory=Counter)  # by what is wrong with the token or certificate
@@ -176,6 +178,18 @@ class NodeCollector(Collector):
             for topic, histogram in histograms.items():
                 family.add_metric([topic], histogram.buckets(), histogram.sum_ms / 1000)
             yield family
+        firings = CounterMetricFamily(
+            "delay_schedule_firings", "Times of schedules that fired, were skipped (overlap), or were missed",
+            labels=["topic", "outcome"],
+        )  # fmt: skip
+        for (topic, outcome), count in m.firings.items():
+            firings.add_metric([topic, outcome], count)
+        yield firings
+        rules = GaugeMetricFamily(
+            "delay_zone_rules_info", "1: the version of the rules of time zones, of tzdata", labels=["version"]
+        )
+        rules.add_metric([zones.RULES], 1)
+        yield rules
         pending = GaugeMetricFamily("delay_messages_pending", "Messages not yet released", labels=["topic"])
         due = GaugeMetricFamily("delay_due_messages", "Messages due within `le` seconds", labels=["topic", "le"])
         for topic, load in self.loads.items():

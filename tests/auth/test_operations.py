@@ -20,6 +20,7 @@ from delayregistry.security import (
     SecuritySpec,
     SecurityUser,
 )
+from google.protobuf.message_factory import GetMessageClass
 
 from tests.auth.serving import SecuredNode, SecuredRegistry, secured, until
 
@@ -76,6 +77,11 @@ MAY = {
     "Cancel": ALWAYS | {"cancel"}, "Reschedule": ALWAYS | {"cancel"},
     "ListPending": ALWAYS | {"browse"}, "ListDeadLetters": ALWAYS | {"browse"},
     "DeleteGroup": ALWAYS | {"manage"}, "ResolveDeadLetters": ALWAYS | {"manage"},
+    **dict.fromkeys(
+        ("PutSchedule", "PauseSchedule", "ResumeSchedule", "TriggerSchedule", "BackfillSchedule", "DeleteSchedule"),
+        ALWAYS | {"produce"},
+    ),
+    "GetSchedule": ALWAYS | {"browse"}, "ListSchedules": ALWAYS | {"browse"},
     "DescribeNode": ALWAYS | {"admin"}, "AcceptClock": ALWAYS | {"admin"},
     "ReplicaStatus": ALWAYS | {"admin"}, "PurgeCopy": ALWAYS | {"admin"},
 }  # fmt: skip
@@ -84,7 +90,7 @@ MAY = {
 def request_of(method: str, topic: str = "orders", group: str = "mail") -> Any:
     """A request of the method's type that names topic and group, where it has them."""
     service = SERVICES[METHODS[method]]
-    request = getattr(pb, service.methods_by_name[method].input_type.name)()
+    request: Any = GetMessageClass(service.methods_by_name[method].input_type)()
     for name, value in (("topic", topic), ("group", group)):
         if name in request.DESCRIPTOR.fields_by_name:
             setattr(request, name, value)

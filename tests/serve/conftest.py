@@ -23,6 +23,7 @@ TOPICS = (
     TopicSpec("metered", 1, max_attempts=3),
     TopicSpec("mortal", 1, max_attempts=1, dlq_retention_ms=4_000),
     TopicSpec("once", 8, deduplicate=True),
+    TopicSpec("scheduled", 1),
 )
 
 

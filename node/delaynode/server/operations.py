@@ -32,6 +32,15 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "DescribeGroup": Operation.DESCRIBE,
     "DeleteGroup": Operation.MANAGE_GROUP,
     "ResolveDeadLetters": Operation.MANAGE_GROUP,
+    # Whoever may send to a topic may have that done again and again. A schedule tells the message that it sends.
+    "PutSchedule": Operation.PRODUCE,
+    "PauseSchedule": Operation.PRODUCE,
+    "ResumeSchedule": Operation.PRODUCE,
+    "TriggerSchedule": Operation.PRODUCE,
+    "BackfillSchedule": Operation.PRODUCE,
+    "DeleteSchedule": Operation.PRODUCE,
+    "GetSchedule": Operation.BROWSE,
+    "ListSchedules": Operation.BROWSE,
     "DescribeNode": Operation.ADMIN,
     "AcceptClock": Operation.ADMIN,
     "ReplicaStatus": Operation.ADMIN,
@@ -42,7 +51,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
 UNCHECKED: Final = frozenset({"CallStream", "CheckAccess"})
 """Methods that do nothing themselves. A CheckAccess about another than its caller needs Admin."""
 
-AUDITED: Final = frozenset({"DeleteGroup", "ResolveDeadLetters", "AcceptClock", "PurgeCopy"})
+AUDITED: Final = frozenset({
+    "DeleteGroup", "ResolveDeadLetters", "AcceptClock", "PurgeCopy", "PutSchedule", "PauseSchedule", "ResumeSchedule",
+    "TriggerSchedule", "BackfillSchedule", "DeleteSchedule",
+})  # fmt: skip
 """What is written into the audit log where it is allowed."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import schedules_pb2
 from delayapi.units import DAY_MS, format_bytes
 from google.protobuf.message import Message
 
@@ -23,6 +24,7 @@ from delaynode.server.handlers.consume import ConsumeCalls
 from delaynode.server.handlers.enqueue import EnqueueCalls
 from delaynode.server.handlers.node_calls import NodeCalls
 from delaynode.server.handlers.pending import PendingCalls
+from delaynode.server.handlers.schedules import ScheduleCalls
 from delaynode.server.operations import STREAMED
 from delaynode.store.errors import Refused
 from delaynode.store.timer.due_window import NEVER
@@ -41,10 +43,11 @@ class DelayService:
         self.enqueueing = EnqueueCalls(self.dispatch)
         self.consuming = ConsumeCalls(self.dispatch)
         self.pending = PendingCalls(self.dispatch)
+        self.scheduling = ScheduleCalls(self.dispatch)
         self.nodes = NodeCalls(self.dispatch)
 
     def methods(self) -> Methods:
-        consuming, pending = self.consuming, self.pending
+        consuming, pending, scheduling = self.consuming, self.pending, self.scheduling
         for_shards: dict[str, tuple[type[Message], ServeShard]] = {
             "Receive": (pb.ReceiveRequest, consuming.receive),
             "Ack": (pb.AckRequest, small(consuming.ack)),
@@ -57,6 +60,14 @@ class DelayService:
             "DeleteGroup": (pb.DeleteGroupRequest, small(consuming.delete_group)),
             "ListDeadLetters": (pb.ListDeadLettersRequest, consuming.list_dead_letters),
             "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, small(consuming.resolve_dead_letters)),
+            "PutSchedule": (schedules_pb2.PutScheduleRequest, small(scheduling.put)),
+            "GetSchedule": (schedules_pb2.GetScheduleRequest, small(scheduling.get)),
+            "ListSchedules": (schedules_pb2.ListSchedulesRequest, scheduling.list_page),
+            "PauseSchedule": (schedules_pb2.PauseScheduleRequest, small(scheduling.pause)),
+            "ResumeSchedule": (schedules_pb2.PauseScheduleRequest, small(scheduling.resume)),
+            "TriggerSchedule": (schedules_pb2.TriggerScheduleRequest, small(scheduling.trigger)),
+            "BackfillSchedule": (schedules_pb2.BackfillScheduleRequest, small(scheduling.backfill)),
+            "DeleteSchedule": (schedules_pb2.DeleteScheduleRequest, small(scheduling.delete)),
         }
         calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
         calls["Fetch"] = self.dispatch.for_shard("Fetch", pb.FetchRequest, consuming.fetch, reads=True)

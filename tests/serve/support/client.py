@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import schedules_pb2
 from delaylocal import LocalCluster
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -41,6 +42,14 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "DeleteGroup": (pb.DeleteGroupRequest, pb.DeleteGroupResponse),
     "ListDeadLetters": (pb.ListDeadLettersRequest, pb.MessageBatch),
     "ResolveDeadLetters": (pb.ResolveDeadLettersRequest, pb.ResolveDeadLettersResponse),
+    "PutSchedule": (schedules_pb2.PutScheduleRequest, schedules_pb2.PutScheduleResponse),
+    "GetSchedule": (schedules_pb2.GetScheduleRequest, schedules_pb2.ScheduleState),
+    "ListSchedules": (schedules_pb2.ListSchedulesRequest, schedules_pb2.ListSchedulesResponse),
+    "PauseSchedule": (schedules_pb2.PauseScheduleRequest, schedules_pb2.ScheduleState),
+    "ResumeSchedule": (schedules_pb2.PauseScheduleRequest, schedules_pb2.ScheduleState),
+    "TriggerSchedule": (schedules_pb2.TriggerScheduleRequest, schedules_pb2.FireScheduleResponse),
+    "BackfillSchedule": (schedules_pb2.BackfillScheduleRequest, schedules_pb2.FireScheduleResponse),
+    "DeleteSchedule": (schedules_pb2.DeleteScheduleRequest, schedules_pb2.DeleteScheduleResponse),
 }
 NODE_METHODS: dict[str, tuple[Any, Any]] = {  # calls about a node, not about a shard
     "DescribeNode": (pb.DescribeNodeRequest, pb.NodeState),

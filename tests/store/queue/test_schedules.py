@@ -13,9 +13,7 @@ import pytest
 from delayapi.units import MINUTE_MS
 from delaynode.store import formats, shard
 from delaynode.store.errors import Damaged, Impossible
-from delaynode.store.log.frames import FIRED, NEVER, Firings, FrameKind, ScheduleChange
-from delaynode.store.log.incoming_batch import IncomingBatch
-from delaynode.store.maintenance import persist
+from delaynode.store.log.frames import NEVER, Firings, FrameKind
 from delaynode.store.queue.schedules import Schedules
 
 from tests.store.support.consuming import World

@@ -16,6 +16,7 @@ from delayregistry.model import TopicQuotas
 from delaynode.replica.hosts.arrivals import Arrivals, Stored
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.quotas import Quota, shard_quotas
+from delaynode.replica.hosts.schedules import Fired, ScheduleMaster
 from delaynode.replication.transport.until import wait_event, wait_until
 from delaynode.store.columns import lowest
 from delaynode.store.errors import Damaged, Refused
@@ -32,6 +33,8 @@ from delaynode.store.types import I64, U32, Bools, Buffer
 TICK_MS = 3  # a shard's ticks start at least this far apart
 STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
 UNSURE_SECONDS = 1.0  # a consumer that waits is told so long after the master has stopped to serve
+MAX_UNSYNCED_BYTES = 8 << 20  # of firings that wait to be committed before more are written
+FULL_DISK_MS = 1_000  # between two looks whether schedules may fire again
 HELD_SECONDS = 0.02  # between two looks whether a master may go on
 
 
@@ -89,6 +92,7 @@ class ShardHost(CopyHost):
         self._paced_end = 0  # queue offset: the pace knows of the releases before it
         self.topic_quotas: tuple[Quota, ...] = ()  # of the topic; this shard's part
         self._quotas: TopicQuotas | None = None
+        self.schedules = ScheduleMaster(shard, self._tell_unreckoned)
         self._tick_wakeup = asyncio.Event()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
 
@@ -281,9 +285,13 @@ class ShardHost(CopyHost):
             await self.wait_may_append()
             await wait_until(self.resources.may_tick, HELD_SECONDS)
             started = time.monotonic()
+            fired = self._fire(self.resources.clock.now_ms())
             released = self._tick(self.resources.clock.now_ms())
             ended = self.shard.consumers.expire(now)
-            if released >= 0 or ended.any:
+            if fired.full and self.unsynced < MAX_UNSYNCED_BYTES:
+                await asyncio.sleep(0)  # the next ones are written with these
+                continue
+            if released >= 0 or ended.any or fired.any:
                 await self.wait_log_committed(self.shard.log_end)
                 self.resources.metrics.dead[self.topic] += ended.dead
                 if ended.any:
@@ -297,7 +305,25 @@ class ShardHost(CopyHost):
         tick = self.shard.next_tick()
         if self._rate_limit is not None and tick <= now_ms:
             tick = self._rate_limit.ready_ms(now_ms)
-        return min(tick, self.shard.consumers.next_expiry())
+        schedules = self.schedules.next_due()
+        if schedules <= now_ms and self.resources.disk_full():
+            schedules = now_ms + FULL_DISK_MS  # firings wait for room, as new messages do
+        return min(tick, schedules, self.shard.consumers.next_expiry())
+
+    def _fire(self, now_ms: int) -> Fired:
+        """Fire the schedules that are due."""
+        if self.schedules.next_due() > now_ms or self.resources.disk_full():
+            return Fired()
+        fired = self.schedules.fire_due(now_ms)
+        self.resources.syncer.mark(self)
+        metrics = self.resources.metrics
+        for outcome, count in (("fired", fired.fired), ("skipped", fired.skipped), ("missed", fired.missed)):
+            metrics.firings[self.topic, outcome] += count
+        metrics.enqueued[self.topic] += fired.fired
+        return fired
+
+    def _tell_unreckoned(self, id_: str, why: str) -> None:
+        self.resources.log("schedule-paused", shard=self.name, epoch=self.shard.epoch, schedule=id_, reason=why)
 
     def _tick(self, now_ms: int) -> int:
         """Shard.tick() at the topic's pace."""

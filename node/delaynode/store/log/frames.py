@@ -334,8 +334,8 @@ def _read_firings(columns: PayloadColumns) -> Firings:
     n, zero = columns.unpack(_RUNS)
     if zero:
         raise Damaged(f"the firings of a FIRE follow {zero}, not 0")
-    eights = [columns.read_column("<i8", n) for _ in range(4)]
-    return Firings(*eights, columns.read_column("<u4", n), columns.read_column("<u4", n))
+    number, time, nominal, due = (columns.read_column("<i8", n) for _ in range(4))
+    return Firings(number, time, nominal, due, columns.read_column("<u4", n), columns.read_column("<u4", n))
 
 
 def parse_firings(frame: Frame) -> Firings:

@@ -393,6 +393,12 @@ class Group:
         self.dead_letters.remove(positions[found])
 
     # ------------------------------------------------------------ views and checkpoint
+    def is_done(self, offset: int) -> bool:
+        """Whether the group is done with a released message, as far as its window has come: also as a dead letter."""
+        if self.first_unacked <= offset < self.window_end:
+            return bool(self._state[offset - self._origin] == DONE)
+        return offset < self.first_unacked
+
     def counts(self, queue: ConsumeQueue, now_ms: int) -> GroupCounts:
         """Exact, but for this: under a filter, units that no call has read yet count as available.
 

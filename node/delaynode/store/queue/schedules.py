@@ -62,6 +62,7 @@ class Schedules:
         self._columns: dict[str, I64] = {name: np.empty(0, np.int64) for name in COLUMNS}  # numbers ascend
         self._recent = np.empty((0, RECENT, 5), np.int64)
         self._next_due: int | None = NEVER  # None: to be looked up
+        self._sorted: list[str] | None = None  # the ids; None: to be sorted
         self.definition_bytes = 0
 
     def __len__(self) -> int:
@@ -71,7 +72,10 @@ class Schedules:
         return id_ in self._rows
 
     def ids(self) -> list[str]:
-        return sorted(self._rows)
+        """All of them, ascending."""
+        if self._sorted is None:
+            self._sorted = sorted(self._rows)
+        return self._sorted
 
     def find(self, id_: str) -> ScheduleState | None:
         row = self._rows.get(id_)
@@ -119,7 +123,7 @@ class Schedules:
         row = len(self._ids)
         if row == len(self._recent):
             self._resize(max(16, row + row // 2))
-        self._rows[id_] = row
+        self._rows[id_], self._sorted = row, None
         self._ids.append(id_)
         self._definitions.append(b"")
         for name, column in self._columns.items():
@@ -138,7 +142,7 @@ class Schedules:
     def _delete(self, row: int) -> None:
         self.definition_bytes -= len(self._definitions[row])
         del self._rows[self._ids[row]]
-        self._ids[row], self._definitions[row] = "", b""
+        self._ids[row], self._definitions[row], self._sorted = "", b"", None
         self._columns["due"][row] = NEVER
         if 2 * len(self._rows) < len(self._ids):
             self._compact()
@@ -160,9 +164,9 @@ class Schedules:
         rows = np.searchsorted(numbers, firings.number)
         if not len(numbers) or (numbers[np.minimum(rows, len(numbers) - 1)] != firings.number).any():
             raise Impossible("it fires a schedule that is not here")
-        if len(np.unique(rows)) < len(rows) or not all(self._ids[row] for row in rows.tolist()):
-            raise Impossible("it fires a schedule twice, or one that is deleted")
         by_clock = (firings.flags & BY_HAND) == 0
+        if (len(np.unique(rows)) < len(rows) and by_clock.any()) or not all(self._ids[row] for row in rows.tolist()):
+            raise Impossible("it fires a schedule twice, or one that is deleted")
         again = by_clock & ((firings.time < self._columns["nominal"][rows]) | (firings.nominal <= firings.time))
         if again.any():
             at = int(np.flatnonzero(again)[0])
@@ -173,11 +177,20 @@ class Schedules:
             )
         return rows
 
-    def fire(
-        self, rows: npt.NDArray[np.intp], firings: Firings, due: I64, wall_ms: int, queue_end: int
-    ) -> None:
+    def fire(self, rows: npt.NDArray[np.intp], firings: Firings, due: I64, wall_ms: int, queue_end: int) -> None:
         """Firings of these rows, at `wall_ms`; due: i64[m] of their messages, which have queue offsets from `queue_end`
         on."""
+        if len(rows) > 1 and len(np.unique(rows)) < len(rows):  # a backfill: all of one schedule
+            for at in range(len(rows)):
+                one = slice(at, at + 1)
+                self.fire(
+                    rows[one],
+                    Firings(*(getattr(firings, name)[one] for name in firings.__slots__)),
+                    due[one],
+                    wall_ms,
+                    queue_end + at,
+                )
+            return
         columns, by_clock = self._columns, (firings.flags & BY_HAND) == 0
         fired, skipped = (firings.flags & FIRED) != 0, (firings.flags & SKIPPED) != 0
         self._next_due = None
@@ -220,7 +233,7 @@ class Schedules:
             self._ids = [id_.decode() for id_ in _split(arrays, "id")]
         except UnicodeDecodeError as error:
             raise Damaged(f"the ids of schedules are no UTF-8: {error}") from error
-        lengths = {len(column) for column in (*self._columns.values(), self._recent, self._ids, self._definitions)}
+        lengths = {*map(len, self._columns.values()), len(self._recent), len(self._ids), len(self._definitions)}
         if len(lengths) != 1 or self._recent.shape[1:] != (RECENT, 5):
             raise Damaged(f"the columns of schedules have {sorted(lengths)} rows")
         self._rows = {id_: row for row, id_ in enumerate(self._ids)}

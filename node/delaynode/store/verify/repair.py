@@ -311,8 +311,8 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
             fired, firings = len(parse_append(frame).due), parse_firings(frame)
             return f"{_messages(fired)} of {len(firings.number):,} schedules: LOST, but for those that fire anew"
         case FrameKind.SCHEDULE:
-            change = parse_schedule(frame)
-            return f"schedule {change.id!r} {'is not put' if change.put else 'is not deleted'}: it stays as it was"
+            put = parse_schedule(frame)
+            return f"schedule {put.id!r} {'is not put' if put.put else 'is not deleted'}: it stays as it was"
         case FrameKind.TICK:
             tick = parse_tick(frame)
             return f"{_messages(max(0, tick.released))} due by {at_ms(tick.due)} are released later, by the next master"
