@@ -14,9 +14,10 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def copy_sources(to: Path) -> Path:
-    """The script and the .proto in a tree of their own; answers the .proto."""
-    for name in ("scripts/proto.py", "node/delayapi/proto/delay/v1/delay.proto"):
-        (to / name).parent.mkdir(parents=True)
+    """The script, a .proto and the one that it imports in a tree of their own; answers the .proto."""
+    protos = "node/delayapi/proto/delay/v1"
+    for name in ("scripts/proto.py", f"{protos}/delay.proto", f"{protos}/schedules.proto"):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, to / name)
     return to / "node/delayapi/proto/delay/v1/delay.proto"
 

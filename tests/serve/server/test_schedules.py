@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,8 +37,8 @@ def scheduled(take: Callable[[str], Shard]) -> Shard:
 
 
 @pytest.fixture
-def name() -> Iterator[str]:
-    yield f"s{next(NUMBERS)}"
+def name() -> str:
+    return f"s{next(NUMBERS)}"
 
 
 def every(seconds: float) -> pb.Every:
@@ -243,5 +243,3 @@ def test_ids_of_10_kb_and_other_queues_are_refused(scheduled: Shard, shard: Shar
     refused(scheduled, "GetSchedule", "UNKNOWN_SCHEDULE", id="x" * 10_000)
     if shard.queue:
         assert "queue 0" in refused(shard, "GetSchedule", "BAD_REQUEST", id="x")
-
-

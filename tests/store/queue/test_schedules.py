@@ -13,6 +13,7 @@ import pytest
 from delayapi.units import MINUTE_MS
 from delaynode.store import formats, shard
 from delaynode.store.errors import Damaged, Impossible
+from delaynode.store.log import frames
 from delaynode.store.log.frames import NEVER, Firings, FrameKind
 from delaynode.store.queue.schedules import Schedules
 
@@ -89,7 +90,7 @@ def arms_nothing_when_it_replays(monkeypatch: pytest.MonkeyPatch) -> None:
         firings: Firings = parse(payload)
         return replace(firings, due=np.full(len(firings.due), NEVER))
 
-    parse = shard.parse_firings
+    parse = frames.parse_firings
     monkeypatch.setattr(shard, "parse_firings", unarmed)
 
 

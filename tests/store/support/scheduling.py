@@ -97,12 +97,18 @@ class Scheduling(Producing):
         none = np.zeros(len(bodies), np.uint32)
         due = np.minimum(np.array([time for *_, time in told], np.int64), self.now)
         messages = IncomingBatch(due, np.empty(0, np.uint8), sizes, none, none, b"".join(bodies))
-        firings = Firings(
-            *(np.array(column, np.int64) for column in (
-                [one.number for one, *_ in rows], [time for _, _, time, _ in rows], [n for *_, n in rows], dues,
-            )),
-            np.array(flags, np.uint32), np.array([3 * (what == "miss") for _, what, _, _ in rows], np.uint32),
-        )  # fmt: skip
+        columns = [
+            np.array(column, kind)
+            for column, kind in (
+                ([one.number for one, *_ in rows], np.int64),
+                ([time for _, _, time, _ in rows], np.int64),
+                ([nominal for *_, nominal in rows], np.int64),
+                (dues, np.int64),
+                (flags, np.uint32),
+                ([3 * (what == "miss") for _, what, _, _ in rows], np.uint32),
+            )
+        ]
+        firings = Firings(*columns)
         with self.recording() as events:
             first_seq = self.shard.next_seq
             self.shard.fire(firings, messages, self.now)
