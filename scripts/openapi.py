@@ -1,4 +1,4 @@
-"""Generates openapi.json, of MessageService over HTTP, from messages.proto; with --check, says whether it is stale.
+"""Generates openapi.json, of MessageService over HTTP, from messages.proto and what it imports; with --check, says whether it is stale.
 
 Shapes are those of proto3's JSON: 64-bit numbers are strings, times are RFC 3339, durations are seconds with an `s`.
 What a field is for is the comment beside it in the .proto.
@@ -17,7 +17,7 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "node" / "delayapi" / "proto"
-SOURCE = "delay/v1/messages.proto"
+SOURCES = ("delay/v1/messages.proto", "delay/v1/schedules.proto")  # the service is in the first
 TARGET = ROOT / "node" / "delaynode" / "server" / "doors" / "openapi.json"
 SERVICE = "delay.v1.MessageService"
 STREAMED = "ReceiveStream"
@@ -36,15 +36,16 @@ KNOWN: dict[str, Json] = {
 BODY_JSON: Json = {"description": "instead of `body` or `bodyText`: any JSON, stored as text without spaces"}
 
 
-def descriptor() -> FileDescriptorProto:
-    """Of the .proto, with its comments."""
+def descriptors() -> list[FileDescriptorProto]:
+    """Of each .proto, with its comments."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "set"
         known = resources.files("grpc_tools") / "_proto"
-        options = [f"-I{PROTOS}", f"-I{known}", "--include_source_info", f"--descriptor_set_out={out}", SOURCE]
+        options = [f"-I{PROTOS}", f"-I{known}", "--include_source_info", f"--descriptor_set_out={out}", *SOURCES]
         if protoc.main(["protoc", *options]):
             raise SystemExit(1)
-        return FileDescriptorSet.FromString(out.read_bytes()).file[0]
+        found = {file.name: file for file in FileDescriptorSet.FromString(out.read_bytes()).file}
+        return [found[name] for name in SOURCES]
 
 
 class Comments:
@@ -87,10 +88,11 @@ def message_schema(at: int, message: DescriptorProto, comments: Comments) -> Jso
 
 def document() -> Json:
     """The whole of it."""
-    file = descriptor()
-    comments = Comments(file)
-    schemas: Json = {one.name: message_schema(at, one, comments) for at, one in enumerate(file.message_type)}
-    schemas |= {one.name: {"type": "string", "enum": [value.name for value in one.value]} for one in file.enum_type}
+    schemas: Json = {}
+    for file in reversed(descriptors()):
+        comments = Comments(file)
+        schemas |= {one.name: message_schema(at, one, comments) for at, one in enumerate(file.message_type)}
+        schemas |= {one.name: {"type": "string", "enum": [value.name for value in one.value]} for one in file.enum_type}
     schemas["Error"] = {
         "type": "object",
         "properties": {

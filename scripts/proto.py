@@ -60,7 +60,7 @@ def main() -> int:
         run_protoc(f"--python_out={ROOT}", f"--pyi_out={ROOT}", *SOURCES)
         for generated in ROOT.rglob("*_pb2.py*"):  # protoc names Python modules by the files' paths, from the root on
             text = generated.read_text()
-            generated.write_text(text.replace("\nfrom delay.v1 import ", "\nfrom delayapi.proto.delay.v1 import "))
+            generated.write_text(text.replace("\nfrom delay.v1", "\nfrom delayapi.proto.delay.v1"))
         return 0
     stale = [source for source in SOURCES if comparable(compiled(source)) != comparable(checked_in(source))]
     for source in stale:

@@ -313,6 +313,8 @@ def from_json(kind: type[Message], text: bytes) -> Message:
         for one in messages if isinstance(messages, list) else ():
             if isinstance(one, dict):
                 _prepare_body(one)
+        if isinstance(given.get("schedule"), dict):
+            _prepare_body(given["schedule"])
         found: Message = json_format.ParseDict(given, kind())
         return found
     except (ValueError, OverflowError, RecursionError, json_format.Error, TypeError, AttributeError) as error:

@@ -19,7 +19,7 @@ from delayapi.proto.delay.v1 import messages_pb2 as rows
 from delayapi.receipt import BadReceipt, Receipt
 from delayapi.units import DAY_MS
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from delaynode.limits.budget import Answers
@@ -37,6 +37,12 @@ MAX_TIME_MS = 253_402_300_800_000  # the year 10000, where Timestamp ends
 STREAM_IN_FLIGHT = 1_000
 STREAM_WAIT_SECONDS = 20.0
 STREAM_BATCH = 100
+SCHEDULE_CALLS: Final[dict[str, type[Message]]] = {
+    "PutSchedule": rows.PutScheduleRequest, "GetSchedule": rows.GetScheduleRequest,
+    "ListSchedules": rows.ListSchedulesRequest, "PauseSchedule": rows.PauseScheduleRequest,
+    "ResumeSchedule": rows.PauseScheduleRequest, "TriggerSchedule": rows.TriggerScheduleRequest,
+    "BackfillSchedule": rows.BackfillScheduleRequest, "DeleteSchedule": rows.DeleteScheduleRequest,
+}  # fmt: skip
 OUTCOMES: Final[dict[int, str]] = {
     pb.CANCELLED: "CANCELLED", pb.TOO_LATE: "TOO_LATE", pb.ALREADY_CANCELLED: "ALREADY_CANCELLED",
     pb.RESCHEDULED: "REPLACED", pb.NOT_FOUND: "NOT_FOUND", pb.MOVED: "RESCHEDULED",
@@ -58,6 +64,7 @@ class MessageService:
             "ListDeadLetters": self._list_dead_letters,
             "RedriveDeadLetters": self._resolve(pb.ResolveDeadLettersRequest.REDRIVE),
             "DropDeadLetters": self._resolve(pb.ResolveDeadLettersRequest.DROP),
+            **{name: self._pass_on(name, kind) for name, kind in SCHEDULE_CALLS.items()},
         }  # fmt: skip
         return Methods(calls, {"Send": self._send}, {"ReceiveStream": self._receive_stream})
 
@@ -239,6 +246,14 @@ class MessageService:
         if more and page:
             answer.next_page_token = _token(page[-1][:3])
         return answer.SerializeToString()
+
+    def _pass_on(self, method: str, kind: type[Message]) -> Serve:
+        """A call that DelayService has with the same messages."""
+
+        async def pass_on(data: Body, call: Call, answers: Answers) -> Body:
+            return await self._door.ask_bytes(method, bytes(data), parse(kind, data), self._door.inner(call), answers)
+
+        return pass_on
 
     # ------------------------------------------------------------ groups
     async def _list_groups(self, data: Body, call: Call, answers: Answers) -> Body:

@@ -1,5 +1,6 @@
 import datetime
 
+from delayapi.proto.delay.v1 import schedules_pb2 as _schedules_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -8,8 +9,38 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from delayapi.proto.delay.v1.schedules_pb2 import Schedule as Schedule
+from delayapi.proto.delay.v1.schedules_pb2 import Every as Every
+from delayapi.proto.delay.v1.schedules_pb2 import Firing as Firing
+from delayapi.proto.delay.v1.schedules_pb2 import ScheduleState as ScheduleState
+from delayapi.proto.delay.v1.schedules_pb2 import PutScheduleRequest as PutScheduleRequest
+from delayapi.proto.delay.v1.schedules_pb2 import PutScheduleResponse as PutScheduleResponse
+from delayapi.proto.delay.v1.schedules_pb2 import GetScheduleRequest as GetScheduleRequest
+from delayapi.proto.delay.v1.schedules_pb2 import ListSchedulesRequest as ListSchedulesRequest
+from delayapi.proto.delay.v1.schedules_pb2 import ListSchedulesResponse as ListSchedulesResponse
+from delayapi.proto.delay.v1.schedules_pb2 import PauseScheduleRequest as PauseScheduleRequest
+from delayapi.proto.delay.v1.schedules_pb2 import TriggerScheduleRequest as TriggerScheduleRequest
+from delayapi.proto.delay.v1.schedules_pb2 import BackfillScheduleRequest as BackfillScheduleRequest
+from delayapi.proto.delay.v1.schedules_pb2 import FireScheduleResponse as FireScheduleResponse
+from delayapi.proto.delay.v1.schedules_pb2 import DeleteScheduleRequest as DeleteScheduleRequest
+from delayapi.proto.delay.v1.schedules_pb2 import DeleteScheduleResponse as DeleteScheduleResponse
+from delayapi.proto.delay.v1.schedules_pb2 import DaylightSaving as DaylightSaving
+from delayapi.proto.delay.v1.schedules_pb2 import CatchUp as CatchUp
+from delayapi.proto.delay.v1.schedules_pb2 import Overlap as Overlap
+from delayapi.proto.delay.v1.schedules_pb2 import FiringKind as FiringKind
 
 DESCRIPTOR: _descriptor.FileDescriptor
+DAYLIGHT_SAVING_DEBIAN: _schedules_pb2.DaylightSaving
+DAYLIGHT_SAVING_LITERAL: _schedules_pb2.DaylightSaving
+CATCH_UP_LATEST: _schedules_pb2.CatchUp
+CATCH_UP_NONE: _schedules_pb2.CatchUp
+CATCH_UP_ALL: _schedules_pb2.CatchUp
+OVERLAP_ALLOW: _schedules_pb2.Overlap
+OVERLAP_SKIP: _schedules_pb2.Overlap
+FIRING_KIND_SCHEDULED: _schedules_pb2.FiringKind
+FIRING_KIND_TRIGGERED: _schedules_pb2.FiringKind
+FIRING_KIND_BACKFILLED: _schedules_pb2.FiringKind
+FIRING_KIND_SKIPPED: _schedules_pb2.FiringKind
 
 class BodyFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
