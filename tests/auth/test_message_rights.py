@@ -26,6 +26,10 @@ MAY = {
     "ListGroups": DESCRIBERS,
     "DeleteGroup": ALWAYS | {"manage"}, "RedriveDeadLetters": ALWAYS | {"manage"},
     "DropDeadLetters": ALWAYS | {"manage"},
+    "GetSchedule": ALWAYS | {"browse"}, "ListSchedules": ALWAYS | {"browse"},
+    "PutSchedule": ALWAYS | {"produce"}, "PauseSchedule": ALWAYS | {"produce"},
+    "ResumeSchedule": ALWAYS | {"produce"}, "TriggerSchedule": ALWAYS | {"produce"},
+    "BackfillSchedule": ALWAYS | {"produce"}, "DeleteSchedule": ALWAYS | {"produce"},
 }  # fmt: skip
 
 

@@ -251,7 +251,9 @@ class MessageService:
         """A call that DelayService has with the same messages."""
 
         async def pass_on(data: Body, call: Call, answers: Answers) -> Body:
-            return await self._door.ask_bytes(method, bytes(data), parse(kind, data), self._door.inner(call), answers)
+            request: Any = parse(kind, data)
+            self._door.queues(method, call, request.topic)  # who has no right is not told whether there is the topic
+            return await self._door.ask_bytes(method, bytes(data), request, self._door.inner(call), answers)
 
         return pass_on
 
