@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delayapi.handle import Handle as Handle
 
     from delayclient.admin.admin import Admin as Admin
+    from delayclient.admin.schedules import Schedule as Schedule
     from delayclient.consumer.consumer import Consumer as Consumer
     from delayclient.consumer.reader import Reader as Reader
     from delayclient.consumer.received import ReceivedBatch as ReceivedBatch
@@ -48,6 +49,7 @@ _HOME = {
     "Reader": "consumer.reader",
     "ReceivedBatch": "consumer.received",
     "ReceivedMessage": "consumer.received",
+    "Schedule": "admin.schedules",
     "SendResult": "producer.results",
     "Tls": "delayapi.credentials",
 }

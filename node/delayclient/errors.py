@@ -55,7 +55,7 @@ class ForeignHandle(InvalidRequest):
 
 
 class NotFound(DelayError):
-    """An unknown topic, queue or group."""
+    """An unknown topic, queue, group or schedule."""
 
 
 class NotAuthenticated(DelayError):
@@ -156,6 +156,10 @@ class SendTimeout(DelayError):
         self.maybe_stored = maybe_stored
 
 
+class ScheduleChanged(DelayError):
+    """A schedule that has another version than was expected, or has fired since; nothing was changed."""
+
+
 class OffsetTrimmed(DelayError):
     """The queue offset that was to be read is kept no longer. metadata `start`: the first one that is."""
 
@@ -184,6 +188,7 @@ _BY_REASON: Final[dict[str, type[DelayError]]] = {
     "BUSY": Busy,
     "QUOTA": QuotaExceeded,
     "OFFSET_TRIMMED": OffsetTrimmed,
+    "SCHEDULE_CHANGED": ScheduleChanged,
     "INTERNAL": DelayError,
 }
 

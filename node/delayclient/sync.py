@@ -7,13 +7,14 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
 from delayapi.handle import Handle
 
 from delayclient.admin import admin as _admin
+from delayclient.admin.schedules import FiringView, Schedule, ScheduleAdmin, ScheduleView
 from delayclient.admin.views import (
     AccessView,
     CancelledByKey,
@@ -47,6 +48,13 @@ class _LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def each(self, rows: Any) -> Iterator[Any]:
+        async def following() -> Any:
+            return await anext(rows, _END)
+
+        while (row := self.run(following())) is not _END:
+            yield row
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -192,11 +200,45 @@ class SyncReader(_SyncFacade[_reader.Reader]):
         return self._thread.run(self._inner.read(most, wait))
 
 
+class SyncScheduleAdmin:
+    """delayclient.admin.schedules.ScheduleAdmin, blocking: `Admin.schedules`."""
+
+    def __init__(self, inner: ScheduleAdmin, thread: _LoopThread) -> None:
+        self._inner, self._thread = inner, thread
+
+    def put(self, schedule: Schedule, **options: Any) -> tuple[ScheduleView, bool]:
+        return self._thread.run(self._inner.put(schedule, **options))
+
+    def get(self, topic: str, id: str) -> ScheduleView:
+        return self._thread.run(self._inner.get(topic, id))
+
+    def each(self, topic: str, prefix: str = "") -> Iterator[ScheduleView]:
+        return self._thread.each(self._inner.each(topic, prefix))
+
+    def pause(self, topic: str, id: str, note: str = "") -> ScheduleView:
+        return self._thread.run(self._inner.pause(topic, id, note))
+
+    def resume(self, topic: str, id: str, note: str = "") -> ScheduleView:
+        return self._thread.run(self._inner.resume(topic, id, note))
+
+    def trigger(self, topic: str, id: str) -> FiringView:
+        return self._thread.run(self._inner.trigger(topic, id))
+
+    def backfill(
+        self, topic: str, id: str, from_: int | str | datetime, to: int | str | datetime
+    ) -> tuple[FiringView, ...]:
+        return self._thread.run(self._inner.backfill(topic, id, from_, to))
+
+    def delete(self, topic: str, id: str) -> bool:
+        return self._thread.run(self._inner.delete(topic, id))
+
+
 class SyncAdmin(_SyncFacade[_admin.Admin]):
     """delayclient.admin.admin.Admin, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
         super().__init__(lambda: _admin.Admin(endpoint, **options))
+        self.schedules = SyncScheduleAdmin(self._inner.schedules, self._thread)
 
     def route(self, topic: str) -> TopicRoute:
         return self._thread.run(self._inner.route(topic))
@@ -214,7 +256,7 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
         return self._thread.run(self._inner.reschedule(handles, **options))
 
     def list_pending(self, topic: str, **options: Any) -> Iterator[Pending]:
-        return self._each(self._inner.list_pending(topic, **options))
+        return self._thread.each(self._inner.list_pending(topic, **options))
 
     def wheel(self, topic: str = "", **options: Any) -> list[Wheel]:
         return self._thread.run(self._inner.wheel(topic, **options))
@@ -229,7 +271,7 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
         return self._thread.run(self._inner.delete_group(topic, group))
 
     def dead_letters(self, topic: str, group: str, **options: Any) -> Iterator[ReceivedMessage]:
-        return self._each(self._inner.dead_letters(topic, group, **options))
+        return self._thread.each(self._inner.dead_letters(topic, group, **options))
 
     def redrive(self, topic: str, group: str, **options: Any) -> int:
         return self._thread.run(self._inner.redrive(topic, group, **options))
@@ -239,13 +281,6 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
 
     def can_i(self, operation: str, topic: str = "", group: str = "", **options: Any) -> AccessView:
         return self._thread.run(self._inner.can_i(operation, topic, group, **options))
-
-    def _each(self, rows: Any) -> Iterator[Any]:
-        async def following() -> Any:
-            return await anext(rows, _END)
-
-        while (row := self._thread.run(following())) is not _END:
-            yield row
 
 
 def _chain(inner: asyncio.Future[T], outer: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop) -> None:

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "rebalance": ("delayctl.cluster.rebalance:rebalance", "Spread the load to come over the nodes."),
     "adopt": ("delayctl.cluster.adopt:adopt", "Rebuild a restored registry from the shards' copies."),
     "groups": ("delayctl.messages.groups:groups", "List, describe and delete consumer groups."),
+    "schedules": ("delayctl.messages.schedules:schedules", "Messages that a topic sends again and again."),
     "dlq": ("delayctl.messages.dlq:dlq", "List, redrive and drop dead letters."),
     "auth": ("delayctl.auth:auth", "Ask what callers may do."),
     "config": ("delayctl.config:config", "Name clusters, and say which of them commands go to."),

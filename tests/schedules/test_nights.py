@@ -28,7 +28,7 @@ LITERAL = ("30 2 * * *", "0 0 * * *", "45 1 * * *")
 
 
 def fires(cron: str, zone: str, day: str, literal: bool) -> str:
-    """What the clock shows whenever the schedule fires from 23:59 on, until 04:00, on a clock that a master looks at."""
+    """What the clock shows whenever the schedule fires until 04:00, by a clock that goes on by minutes."""
     here = ZoneInfo(zone)
     now_ms, end_ms = (
         int(datetime.fromisoformat(f"{day}T{at}").replace(tzinfo=here).timestamp() * 1_000) for at in ("00:00", "04:00")

@@ -1,4 +1,4 @@
-"""Looks at what is pending and changes it: cancel, reschedule, list, groups and dead letters."""
+"""Looks at what is pending and changes it: cancel, reschedule, list, groups, dead letters and schedules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from delayapi.handle import Handle
 from delayapi.proto.delay.v1 import delay_pb2
 
 from delayclient.admin.changes import HandleChanges, together
+from delayclient.admin.schedules import ScheduleAdmin
 from delayclient.admin.views import (
     AccessView,
     CancelledByKey,
@@ -54,6 +55,7 @@ class Admin(ClusterUser):
         """`timeout` bounds each call, its retries included; it should outlast a failover, some 5 s."""
         super().__init__(endpoint, **access)
         self._timeout_s = duration_ms(timeout) / 1000
+        self.schedules = ScheduleAdmin(self.cluster, self._timeout_s)
 
     async def route(self, topic: str) -> TopicRoute:
         """A topic's limits, queues and masters, asked anew."""
