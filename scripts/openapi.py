@@ -1,4 +1,5 @@
-"""Generates openapi.json, of MessageService over HTTP, from messages.proto and what it imports; with --check, says whether it is stale.
+"""Generates openapi.json, of MessageService over HTTP, from messages.proto and what it imports; with --check, says
+whether it is stale.
 
 Shapes are those of proto3's JSON: 64-bit numbers are strings, times are RFC 3339, durations are seconds with an `s`.
 What a field is for is the comment beside it in the .proto.

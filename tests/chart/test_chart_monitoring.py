@@ -32,6 +32,7 @@ def exposed() -> dict[str, set[str]]:
         counter["orders"] = 1
     metrics.impossible["orders"] = 1
     metrics.denied["Produce", "NoRule", "false"] = metrics.unauthenticated["expired"] = 1
+    metrics.firings["orders", "fired"] = 1
     metrics.count_quota_refused("orders", "", "pendingMessages", 1)
     for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"]):
         histogram.add(np.array([3]))
