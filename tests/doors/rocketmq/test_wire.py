@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import time
@@ -18,7 +19,8 @@ from delayclient.sync import SyncAdmin
 from delaylocal import LocalCluster
 from delaynode.server.doors.rocketmq.messages import MAX_BODY_BYTES
 
-from tests.doors.rocketmq.support.wire import Rocket, Telemetry, message, now_ms
+from tests.doors.rocketmq.support.nodes import EVERYTHING
+from tests.doors.rocketmq.support.wire import SERVICE, Rocket, message, now_ms
 
 DAY_MS = 86_400_000
 GROUP = "g"
@@ -384,17 +386,69 @@ def test_what_is_not_known_here_is_not_implemented(rocket: Rocket, topic: str) -
     assert synced.status.code == mq.NOT_IMPLEMENTED
 
 
-def test_many_clients_may_be_known_at_once(cluster: LocalCluster) -> None:
+@pytest.mark.parametrize("hours", [-26, -3, 3, 26])
+def test_clients_whose_clock_is_hours_off_get_messages_at_the_nodes_time(
+    cluster: LocalCluster, topic: str, hours: int
+) -> None:
+    """What is their past is now, and leases are the node's."""
+    off_ms = hours * 3_600_000
+    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + off_ms / 1_000))
+    with Rocket(cluster.endpoints[0], **{"x-mq-date-time": date}) as rocket:
+        due_ms = now_ms() + 1_500
+        sent = [message(topic, b"now"), message(topic, b"past", at_ms=now_ms() - abs(off_ms))]
+        sent += [message(topic, b"soon", at_ms=due_ms), message(topic, b"recalled", at_ms=due_ms)]
+        for one in sent:
+            one.system_properties.born_timestamp.FromMilliseconds(now_ms() + off_ms)
+        assert rocket.recall(topic, rocket.send(*sent).entries[3].recall_handle).status.code == mq.OK
+        got: list[mq.Message] = []
+        while len(got) < 3:
+            found = rocket.receive(topic, GROUP, lease_ms=60_000)
+            assert now_ms() >= due_ms or all(one.body != b"soon" for one in found)
+            got += found
+        assert sorted(one.body for one in got) == [b"now", b"past", b"soon"]
+        assert all(
+            abs(one.system_properties.born_timestamp.ToMilliseconds() - off_ms - now_ms()) < 60_000 for one in got
+        )
+        assert rocket.ack(topic, GROUP, *got).status.code == mq.OK
+
+
+def test_many_clients_may_be_known_at_once(cluster: LocalCluster, topic: str) -> None:
+    """10,000 with DELAY_ROCKETMQ_TESTS=all, by 20 connections. Each has its Telemetry open, and sends."""
+    count = 10_000 if EVERYTHING else 400
+    settings = mq.TelemetryCommand(settings=mq.Settings(client_type=mq.PRODUCER, publishing=mq.Publishing()))
+
+    async def run() -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.aio.insecure_channel(cluster.endpoints[0], options) for _ in range(20)]
+        few = asyncio.Semaphore(100)
+        streams: list[Any] = []
+
+        async def come(at: int) -> None:
+            metadata = [("x-mq-client-id", f"many-{at}"), ("x-mq-language", "JAVA")]
+            channel = channels[at % len(channels)]
+            async with few:
+                stream = channel.stream_stream(
+                    SERVICE + "Telemetry", mq.TelemetryCommand.SerializeToString, mq.TelemetryCommand.FromString
+                )(metadata=metadata)  # fmt: skip
+                streams.append(stream)
+                await stream.write(settings)
+                assert (await stream.read()).status.code == mq.OK
+                send = channel.unary_unary(
+                    SERVICE + "SendMessage", mq.SendMessageRequest.SerializeToString, mq.SendMessageResponse.FromString
+                )
+                request = mq.SendMessageRequest(messages=[message(topic, str(at).encode())])
+                assert (await send(request, metadata=metadata)).status.code == mq.OK
+
+        try:
+            await asyncio.gather(*(come(at) for at in range(count)))
+            assert not any(stream.done() for stream in streams), "a client's stream has ended"
+        finally:
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*(channel.close() for channel in channels))
+
+    asyncio.run(run())
     with Rocket(cluster.endpoints[0]) as rocket:
-        settings = mq.Settings(client_type=mq.PRODUCER, publishing=mq.Publishing())
-        channels = [grpc.insecure_channel(rocket.endpoint, [("grpc.use_local_subchannel_pool", 1)]) for _ in range(4)]
-        streams = [
-            Telemetry(channels[at % 4], [("x-mq-client-id", f"many-{at}"), ("x-mq-language", "JAVA")])
-            for at in range(400)
-        ]
-        for stream in streams:
-            assert stream.tell(settings).status.code == mq.OK
-        for stream in streams:
-            stream.close()
-        for channel in channels:
-            channel.close()
+        got: set[bytes] = set()
+        while len(got) < count:
+            got |= {one.body for one in rocket.receive(topic, GROUP, most=1_000, lease_ms=600_000)}
