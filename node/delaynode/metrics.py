@@ -120,6 +120,9 @@ class NodeMetrics:
     firings: Counter[tuple[str, str]] = field(default_factory=Counter)  # by topic and outcome
     denied: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by operation, why, allowed all the same
     quota_refused: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by topic, or principal, and quota
+    http_requests: Counter[tuple[str, str]] = field(default_factory=Counter)  # by method, and Connect's code or `ok`
+    http_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
+    http_calls: int = 0  # under way
     unauthenticated: Counter[str] = field(default_factory=Counter)  # by what is wrong with the token or certificate
     recovery_seconds: float = 0.0
     scrub_bytes: int = 0
@@ -156,6 +159,22 @@ class NodeCollector(Collector):
         self.state = NodeState()
         self.flow = FlowFigures()
 
+    def _http(self) -> Iterator[Metric]:
+        m = self.metrics
+        requests = CounterMetricFamily(
+            "delay_http_requests", "Calls over HTTP that have ended, by their code", labels=["method", "code"]
+        )
+        for labels, count in m.http_requests.items():
+            requests.add_metric(list(labels), count)
+        yield requests
+        latency = HistogramMetricFamily(
+            "delay_http_request_seconds", "Of a unary call over HTTP, that of Receive with its wait", labels=["method"]
+        )
+        for method, histogram in m.http_latency.items():
+            latency.add_metric([method], histogram.buckets(), histogram.sum_ms / 1000)
+        yield latency
+        yield GaugeMetricFamily("delay_http_calls", "Calls over HTTP under way", value=m.http_calls)
+
     def collect(self) -> Iterator[Metric]:
         m = self.metrics
         for name, what, values in (
@@ -190,6 +209,7 @@ class NodeCollector(Collector):
         )
         rules.add_metric([zones.RULES], 1)
         yield rules
+        yield from self._http()
         pending = GaugeMetricFamily("delay_messages_pending", "Messages not yet released", labels=["topic"])
         due = GaugeMetricFamily("delay_due_messages", "Messages due within `le` seconds", labels=["topic", "le"])
         for topic, load in self.loads.items():

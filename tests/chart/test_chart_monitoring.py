@@ -34,7 +34,8 @@ def exposed() -> dict[str, set[str]]:
     metrics.denied["Produce", "NoRule", "false"] = metrics.unauthenticated["expired"] = 1
     metrics.firings["orders", "fired"] = 1
     metrics.count_quota_refused("orders", "", "pendingMessages", 1)
-    for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"]):
+    metrics.http_requests["Send", "ok"] = 1
+    for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"], metrics.http_latency["Send"]):
         histogram.add(np.array([3]))
     collector = NodeCollector(metrics)
     collector.loads = {"orders": TopicLoad(1, (1, 1, 1), groups={"mail": GroupLoad()})}

@@ -7,9 +7,11 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from delayapi.proto.delay.v1 import messages_pb2 as rows
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doors.support.asking import SERVICE, Asking, CallFailed, Node
 
@@ -190,3 +192,43 @@ def test_the_openapi_page_is_served_and_names_every_call(nodes: list[Node]) -> N
     assert {path.rpartition("/")[2] for path in page["paths"]} == methods
     refs = {text for text in json.dumps(page).split('"') if text.startswith("#/components/schemas/")}
     assert {ref.rpartition("/")[2] for ref in refs} <= page["components"]["schemas"].keys()
+
+
+def test_calls_over_http_are_counted_by_how_they_end(ask: Ask, nodes: list[Node], topic: str) -> None:
+    def counted(name: str, **labels: str) -> float:
+        text = urlopen(f"http://{nodes[0].http}/metrics", timeout=10).read().decode()
+        samples = (one for family in text_string_to_metric_families(text) for one in family.samples)
+        return sum(one.value for one in samples if one.name == name and one.labels == labels)
+
+    def ended(method: str, code: str) -> float:
+        return counted("delay_http_requests_total", method=method, code=code)
+
+    asked = (("Send", "ok"), ("Send", "invalid_argument"), ("other", "unimplemented"), ("ReceiveStream", "not_found"))
+    before = {one: ended(*one) for one in asked}
+    took = counted("delay_http_request_seconds_count", method="Send")
+    client = ask(0, "json")
+    client.json("Send", {"topic": topic, "messages": [{"bodyText": "x"}]})
+    for method, request in (("Send", {"topic": 1}), ("Nothing", {}), ("Nothing-else", {})):
+        with pytest.raises(CallFailed):
+            client.json(method, request)
+    with pytest.raises(CallFailed):
+        list(ask(0, "proto").stream(topic="nowhere", group="g"))
+    assert {one: ended(*one) - count for one, count in before.items()} == dict(zip(asked, (1, 1, 2, 1), strict=True))
+    assert counted("delay_http_request_seconds_count", method="Send") == took + 2
+
+    host, _, port = nodes[0].http.rpartition(":")
+    gone = ended("Receive", "canceled")
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+        body = json.dumps({"topic": topic, "group": "empty", "fromEnd": True, "wait": "20s"})
+        head = f"POST {SERVICE}Receive HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        raw.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: counted("delay_http_calls") == 1)
+    until(lambda: ended("Receive", "canceled") == gone + 1)
+    assert counted("delay_http_calls") == 0
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -50,6 +50,7 @@ FIRST_BYTES = 64 << 10  # of a body that does not say its length, before its roo
 MAX_TIMEOUT_DIGITS = 10
 ENVELOPE = struct.Struct(">BI")
 END_STREAM = 2
+CODE = "connect-code"  # in a response: how the call has ended, unless it is well
 HTTP_STATUS: Final = {
     "canceled": 499, "unknown": 500, "invalid_argument": 400, "deadline_exceeded": 504, "not_found": 404,
     "already_exists": 409, "permission_denied": 403, "resource_exhausted": 429, "failed_precondition": 400,
@@ -122,9 +123,27 @@ class HttpDoor:
         return [web.post(PATH + "{method}", self._handle), web.get("/openapi.json", _openapi)]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve a call, and count it by how it ends."""
+        metrics, began = self._node.metrics, time.monotonic()
+        method = request.match_info["method"]
+        kind = method if method in KINDS else "other"  # as many as anybody likes to ask for
+        code = "canceled"  # the client is gone
         self._calls += 1
+        metrics.http_calls += 1
         try:
-            return await self._serve(request)
+            response = await self._answered(request, method)
+            code = response.get(CODE, "ok")
+            return response
+        finally:
+            self._calls -= 1
+            metrics.http_calls -= 1
+            metrics.http_requests[kind, code] += 1
+            if kind in self._unary:
+                metrics.http_latency[kind].add_one((time.monotonic() - began) * 1_000)
+
+    async def _answered(self, request: web.Request, method: str) -> web.StreamResponse:
+        try:
+            return await self._serve(request, method)
         except Refused as error:
             return _refusal(error)
         except ForwardedError as error:
@@ -135,15 +154,12 @@ class HttpDoor:
             context = {"message": "a call over HTTP has failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             return _refusal(Refused("INTERNAL", f"{type(error).__name__}: {error}"))
-        finally:
-            self._calls -= 1
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, request: web.Request, method: str) -> web.StreamResponse:
         if not self._open:
             raise Refused("NOT_SERVING", "the node is starting")
         if self._calls > MAX_CALLS:
             raise Refused("BUSY", f"{MAX_CALLS:,} calls over HTTP are under way, the limit", retry_after_ms=100)
-        method = request.match_info["method"]
         if method not in KINDS:
             return _error("unimplemented", f"MessageService has no method {method[:100]!r}: {', '.join(KINDS)}", 404)
         streams = method in self._streams
@@ -251,7 +267,7 @@ class HttpDoor:
         call = HttpCall(request, self._name(), caller.identity, data)
         response = web.StreamResponse(headers={"Content-Type": request.content_type})
         await response.prepare(request)
-        end: dict[str, object] = {}
+        end: dict[str, dict[str, object]] = {}
         try:
             ends = min((one for one in (call.time_remaining(), caller.seconds_left()) if one is not None), default=None)
             async with asyncio.timeout(ends), aclosing(self._streams[method](call)) as bodies:
@@ -270,6 +286,8 @@ class HttpDoor:
             end = {"error": _described(as_refused(error))}
         finally:
             call.over()
+        if "error" in end:
+            response[CODE] = end["error"]["code"]
         last = json.dumps(end).encode()
         await response.write(ENVELOPE.pack(END_STREAM, len(last)) + last)
         await response.write_eof()
@@ -401,6 +419,7 @@ def _error(code: str, message: str, status: int, headers: Mapping[str, str] | No
 def _answer(error: dict[str, object], status: int, headers: Mapping[str, str] | None) -> web.Response:
     text = json.dumps(error, ensure_ascii=False)
     response = web.Response(status=status, text=text, content_type="application/json", headers=headers)
+    response[CODE] = error["code"]
     response.force_close()  # what is left of its body is not read
     return response
 
