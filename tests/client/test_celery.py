@@ -30,7 +30,8 @@ from tests.client.support import celerytasks
 
 SUPPORT = Path(celerytasks.__file__).parent
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "celery"
-TOPICS = ("due", "retry", "revoke", "killed", "long", "warm", "errors", "foreign", "shop-tasks")
+POOLS = ("gevent", "eventlet", "threads")
+TOPICS = (*POOLS, "due", "retry", "revoke", "killed", "long", "warm", "errors", "foreign", "shop-tasks")
 READY_S = 30.0
 
 
@@ -130,6 +131,26 @@ def test_retries_are_sent_by_pool_processes_that_are_forked_again_and_again(shop
         wait(lambda: len(shop.lines("try")) == 4, worker.said)
     assert [line[1] for line in shop.lines("try")] == ["0", "1", "2", "3"]
     assert len({line[2] for line in shop.lines("try")}) == 4
+
+
+@pytest.mark.parametrize("shop", POOLS if os.environ.get("DELAY_CELERY_TESTS") == "all" else POOLS[:1], indirect=True)
+def test_pool_works_on_many_tasks_at_once_and_sends(shop: Shop) -> None:
+    """While they wait, leases of two seconds are extended; a retry is sent by a greenlet, or a thread.
+    DELAY_CELERY_TESTS=all for each pool.
+    """
+    with shop.worker("-P", shop.queue, "-c", "20") as worker:
+        due_s = time.time() + 2
+        for name in range(10):
+            shop.send("note", name, due_s, countdown=due_s - time.time())
+            shop.send("long", name, 5)
+        shop.send("again", 2)
+        wait(lambda: len(shop.lines("end")) == 10, worker.said, 60)
+        wait(lambda: len(shop.lines("try")) == 3, worker.said)
+    late_s = [float(late) for name, late in (line for line in shop.lines() if line[0].isdigit())]
+    assert len(late_s) == 10
+    assert min(late_s) >= 0
+    kinds = [line[0] for line in shop.lines() if line[0] in ("begin", "end")]
+    assert kinds == ["begin"] * 10 + ["end"] * 10, "each began once, before the first had ended"
 
 
 @on("revoke")
