@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-long test-real test-edge test-all simulate lint format proto crds lock bench e2e e2e-kind clean
+.PHONY: help setup demo test test-long test-real test-edge test-all simulate fuzz lint format proto crds lock bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,12 @@ simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEED
 # In Debian they are packages beside Rust's: rustfmt-web and rust-web-clippy.
 cargo_tool = cd edge && if cargo $(1) --version >/dev/null 2>&1; then cargo $(1) $(2); \
   else echo "there is no 'cargo $(1)': edge/ is left out" >&2; fi
+
+fuzz: setup ## spoiled requests to each door, on each edge: quarter of an hour (CASES=10000 SEED=1)
+	@DELAY_FUZZ_SEED=$(or $(SEED),1) DELAY_FUZZ_HTTP_CASES=$(or $(CASES),10000) \
+	  DELAY_FUZZ_ROWS_CASES=$(or $(CASES),10000) DELAY_FUZZ_ROCKETMQ_CASES=$(or $(CASES),10000) \
+	  $(BIN)/python -m pytest tests/doors/test_fuzz_rows.py tests/doors/rows/test_fuzz_http.py \
+	  tests/doors/rocketmq/test_fuzz.py --timeout=1800 $(ARGS)
 
 lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated code; of edge/ cargo fmt and clippy too
 	@$(BIN)/ruff check .

@@ -41,7 +41,7 @@ class _NotClients(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, (HttpProcessingError, ConnectionError))
+        return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
 
 
 def new_runner(app: web.Application) -> web.AppRunner:
