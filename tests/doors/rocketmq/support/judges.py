@@ -125,7 +125,7 @@ def command_of(language: str) -> list[str | Path]:
     return list({"python": _python, "node": _node, "java": _java}[language]())
 
 
-def _kept(language: str, *sources: str) -> Path:
+def kept_directory(language: str, *sources: str) -> Path:
     """A directory for what is fetched, which a change of these files replaces."""
     digest = hashlib.sha256(b"".join((PROGRAMS / language / name).read_bytes() for name in sources)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -133,7 +133,7 @@ def _kept(language: str, *sources: str) -> Path:
 
 
 def _python() -> Sequence[str | Path]:
-    kept = _kept("python", "requirements.txt")
+    kept = kept_directory("python", "requirements.txt")
     if not (kept / "whole").exists():
         build([sys.executable, "-m", "venv", "--clear", kept], "no environment for Python's client")
         requirements = PROGRAMS / "python" / "requirements.txt"
@@ -146,7 +146,7 @@ def _node() -> Sequence[str | Path]:
     npm = shutil.which("npm")
     if npm is None:
         raise Missing("npm is not installed")
-    kept = _kept("node", "package.json")
+    kept = kept_directory("node", "package.json")
     if not (kept / "whole").exists():
         kept.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROGRAMS / "node" / "package.json", kept)
@@ -158,7 +158,7 @@ def _node() -> Sequence[str | Path]:
 def _java() -> Sequence[str | Path]:
     maven = program(lambda: shutil.which("mvn"), "maven")
     program(lambda: shutil.which("javac"), "default-jdk-headless")
-    kept = _kept("java", "pom.xml", "Judge.java")
+    kept = kept_directory("java", "pom.xml", "Judge.java")
     if not (kept / "Judge.class").exists():
         kept.mkdir(parents=True, exist_ok=True)
         goal = ["dependency:build-classpath", f"-Dmdep.outputFile={kept / 'classpath'}"]
