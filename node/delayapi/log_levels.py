@@ -33,7 +33,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         listener-failed look-failed object-unreadable operator-error operator-failed peer-handler-failed
         peer-no-common-version
         rebalancer-failed release-too-old round-failed security-document-bad shard-damaged shard-stopped stop-failed
-        clusters-stuck vital-part-ended
+        clusters-stuck vital-part-ended sink-failed
     """,
     LogLevel.WARNING: """
         api-error bad-message certificate-unusable claim-dropped clock-not-kept cluster-not-noted connections-cut
@@ -45,8 +45,8 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         rebalance-held-up registry-awaited registry-behind registry-unavailable registry-unreachable registry-went-back
         restart-given-up security-not-kept security-not-read security-refused shard-not-found snapshot-failed
         snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
-        transfer-failed watch-interrupted watching-failed metrics-port-refuses metrics-refused
-        http-port-refuses schedule-paused
+        transfer-failed watch-interrupted watching-failed metrics-port-refuses metrics-refused http-port-refuses
+        schedule-paused sink-dead-letter sink-dead-letter-not-sent
     """,
     LogLevel.INFO: """
         certificate-usable clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded
@@ -54,7 +54,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         handed-over handshake-failed in-sync lead-given-up left link-down link-failed link-up node-back node-restarted
         node-started nodes-version-raised operator-leads operator-stands-by peer-heard ready registry-answered
         security-applied shard-labelled-again started stopped stopping term-over term-started time-jumped watch-resumed
-        watching clusters-stuck-over not-ready not-ready-over
+        watching clusters-stuck-over not-ready not-ready-over sink-started sink-state sink-stopped
     """,
     LogLevel.DEBUG: "follower-streams late-start replica-joins scrubbed",
 }

@@ -28,6 +28,7 @@ _COMMANDS: Final = {
     "groups": ("delayctl.messages.groups:groups", "List, describe and delete consumer groups."),
     "schedules": ("delayctl.messages.schedules:schedules", "Messages that a topic sends again and again."),
     "dlq": ("delayctl.messages.dlq:dlq", "List, redrive and drop dead letters."),
+    "sinks": ("delayctl.messages.sinks:sinks", "Deliver a topic's messages by HTTP."),
     "auth": ("delayctl.auth:auth", "Ask what callers may do."),
     "config": ("delayctl.config:config", "Name clusters, and say which of them commands go to."),
     "verify": ("delayctl.cluster.verify:verify", "Check the files of a stopped node or shard."),
