@@ -23,6 +23,7 @@ from tests.simulation.support.mutations import (  # noqa: F401
     mutations_of_heartbeats,
     mutations_of_identity,
     mutations_of_maintenance,
+    mutations_of_schedules,
     mutations_of_silent_ends,
     mutations_of_terms,
 )

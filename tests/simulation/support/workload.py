@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from delayapi.message_ids import hash_id
+from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.proto.delay.v1 import schedules_pb2 as pb
+from delayapi.schedule_times import ID_PROPERTY
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
@@ -24,11 +27,14 @@ from tests.simulation.support.machine.frontdoor import (
     Work,
     cancel,
     columns,
+    delete_schedule,
     enqueue,
     extend,
     nack,
+    put_schedule,
     reschedule,
     resolve,
+    trigger_schedule,
 )
 from tests.simulation.support.machine.process import Process
 from tests.simulation.support.sizes import SIZES
@@ -92,6 +98,9 @@ class Clients:
         self._takes_ids = world.cluster_spec.nodes_version >= SINCE_FORMAT[FrameKind.APPEND_IDS]
         self._ids = world.random("message ids")
         self._leases = world.random("leases")
+        self._schedules = world.random("schedules")
+        takes_schedules = world.cluster_spec.nodes_version >= SINCE_FORMAT[FrameKind.SCHEDULE]
+        self._has_schedules = takes_schedules and self._schedules.random() < 0.9
         # Consumers name attempts, and take longer for some; not in schedules, which count on their timing.
         self._extends = self._leases.random() < 0.5 and world.sizes is not SIZES
         self.counts = dict.fromkeys(("sent", "answered", "delivered", "cancelled", "moved", "refused", "timeouts"), 0)
@@ -185,6 +194,8 @@ class Clients:
             if letters:
                 self.spawn(self._undertaker(view, self.world.random(f"u{name}")))
             self.spawn(self._meddler(view, self.world.random(f"m{name}")))
+            if self._has_schedules:
+                self.spawn(self._scheduler(view, self._schedules))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
@@ -347,6 +358,11 @@ class Clients:
         world, (group, epoch, offset) = self.world, where
         message = view.messages.get(body)
         self.counts["delivered"] += 1
+        if message is None and self._fired(view, body):
+            record = world.checker.record(view.uid)
+            if due > record.wall_ms or (due - world.true_ms() > MOST_EARLY_MS and offset not in record.unjudged):
+                world.fail(f"invariant 2: a firing that is due {due} is delivered at {record.wall_ms}")
+            return
         if message is None:
             world.fail(f"{view.name}: {body!r} is delivered, nobody sent it")
             return
@@ -404,6 +420,34 @@ class Clients:
             group = GROUP if rng.random() < 0.7 else f"{GROUP}1"
             work = resolve(group, redrive=rng.random() < 0.7, share=rng.random(), told=view.again.add)
             await self._quietly(view, "resolve", work)
+
+    # ------------------------------------------------------------ schedules
+    async def _scheduler(self, view: ShardView, rng: random.Random) -> None:
+        """Owns a few schedules: puts, pauses, triggers and deletes them. Whether they fire as they should, the
+        committed log says (checks/firings.py)."""
+        while self.sending:
+            id_, kind = f"s{rng.randint(0, 2)}", rng.random()
+            interval, text = rng.choice((70, 300, 300, 1_100)), f"{rng.randint(0, 9)}"
+            schedule = pb.Schedule(id=id_, topic=view.name, body_text=text)
+            schedule.every.interval.FromMilliseconds(interval)
+            schedule.catch_up = pb.CATCH_UP_ALL  # an hour on the clock is all that a run misses
+            schedule.catch_up_window.FromSeconds(366 * 86_400)
+            if rng.random() < 0.2:
+                schedule.overlap, schedule.overlap_group = pb.OVERLAP_SKIP, GROUP
+            work = put_schedule(schedule, None if kind < 0.4 else kind < 0.6)
+            if kind > 0.95:
+                work = delete_schedule(id_)
+            elif kind > 0.8:
+                now = self.world.true_ms() // interval * interval
+                work = trigger_schedule(id_, None if kind > 0.87 else [now - interval, now])
+            await self._quietly(view, f"schedule {id_}", work)
+            await asyncio.sleep(rng.choice((0.1, 0.4, 1.5)))
+
+    def _fired(self, view: ShardView, body: bytes) -> bool:
+        """Whether it is the message of a schedule."""
+        if not self._has_schedules or body.startswith(view.name.encode()):
+            return False
+        return ID_PROPERTY in delay_pb2.Message.FromString(body).properties
 
     # ------------------------------------------------------------ cancels, reschedules, reads
     async def _meddler(self, view: ShardView, rng: random.Random) -> None:

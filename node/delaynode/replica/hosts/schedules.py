@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from delayapi import schedule_times
@@ -125,7 +126,7 @@ class ScheduleMaster:
         self._told(state.id, why)
 
     def _fire(self, firings: Iterable[Firing], now_ms: int) -> None:
-        rows = [*firings]
+        rows = sorted(firings, key=attrgetter("due"))  # released in that order
         fired: dict[str, int] = {}
         told, records = [], []
         for one in rows:

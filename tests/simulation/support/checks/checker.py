@@ -29,6 +29,7 @@ from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
 from delaynode.store.shard import Shard
 from delayregistry.model import Durability, ShardObject
 
+from tests.simulation.support.checks.firings import FiringLog
 from tests.simulation.support.machine.disk import Disk
 from tests.simulation.support.machine.process import DATA, Machine, Process
 
@@ -49,6 +50,7 @@ class Record:
     commits: dict[int, str] = field(default_factory=dict)  # epoch -> the process that commits in it
     wall_ms: int = 0  # the latest that a master's clock has shown in a committed frame
     writers: dict[int, Process] = field(default_factory=dict)  # epoch -> the process that writes in it
+    firings: FiringLog = field(default_factory=FiringLog)
     unjudged: set[int] = field(default_factory=set)  # queue offsets: released by a clock that peers could not outvote
 
 
@@ -197,7 +199,10 @@ class Checker:
             if frame.kind is FrameKind.TICK and parse_tick(frame).due > frame.wall_ms:
                 self.fail(f"invariant 2: {record.name}: {who} ticks past its clock at {at}")
             record.wall_ms = max(record.wall_ms, frame.wall_ms)
+            record.firings.add(frame)
             at = frame.end
+        for what in record.firings.wrong:
+            self.fail(f"invariant 9: {record.name}: {what}")
         return judged
 
     # ------------------------------------------------------------ the in-sync set
@@ -293,6 +298,7 @@ class Checker:
                 at += next((i for i in range(len(known)) if known[i] != data[i]), len(known))
             end = max(end, at)
         del record.log[end:]
+        record.firings = FiringLog.of(record.log, uid)
         return end
 
     def disk_changed(self, name: str) -> None:
@@ -366,6 +372,8 @@ class Checker:
                     self.fail(f"{record.name}: {node} has no copy at the end")
                     return
                 states[node] = _state(replica.shard)
+                if differs := record.firings.differs(replica.shard.schedules):
+                    self.fail(f"invariant 9: {record.name}: {node}: {differs}")
             first = next(iter(states.values()))
             for node, state in states.items():
                 if state != first:

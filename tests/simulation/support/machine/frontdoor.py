@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from delayapi.proto.delay.v1 import schedules_pb2 as pb
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.types import I64, U32
@@ -31,6 +32,44 @@ def enqueue(batch: IncomingBatch) -> Work:
         return Answer(appended, appended.log_end)
 
     return work
+
+
+def put_schedule(schedule: pb.Schedule, paused: bool | None) -> Work:
+    async def work(host: ShardHost, at: Process) -> Answer:
+        host.check_may_append()
+        changed = host.schedules.put(schedule, at.clock.now_ms(), paused=paused)
+        return await _scheduled(host, changed)
+
+    return work
+
+
+def trigger_schedule(id_: str, times: list[int] | None) -> Work:
+    """Fire it now, or for those of these nominal times that are over."""
+
+    async def work(host: ShardHost, at: Process) -> Answer:
+        host.check_may_append()
+        now = at.clock.now_ms()
+        return await _scheduled(
+            host, host.schedules.fire_by_hand(id_, times and [time for time in times if time <= now], now)
+        )
+
+    return work
+
+
+def delete_schedule(id_: str) -> Work:
+    async def work(host: ShardHost, at: Process) -> Answer:
+        host.check_may_append()
+        host.schedules.delete(id_, at.clock.now_ms(), None)
+        return await _scheduled(host, None)
+
+    return work
+
+
+async def _scheduled(host: ShardHost, what: Any) -> Answer:
+    host.on_proposed(host.schedules.next_due())
+    end = host.shard.log_end
+    await host.wait_replicated(end)
+    return Answer(what, end)
 
 
 def columns(found: list[tuple[int, int]]) -> tuple[I64, U32]:
