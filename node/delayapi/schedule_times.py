@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -113,14 +114,19 @@ def between(schedule: schedules_pb2.Schedule, from_ms: int, to_ms: int) -> list[
 
 def record(schedule: schedules_pb2.Schedule, nominal_ms: int, number: int, now_ms: int) -> bytes:
     """The message of one firing, as it is stored."""
-    properties = dict(schedule.properties)
-    properties[ID_PROPERTY] = schedule.id
-    properties[TIME_PROPERTY] = format_instant(nominal_ms).replace("+00:00", "Z")
-    properties[NUMBER_PROPERTY] = str(number)
     body = schedule.body_text.encode() if schedule.WhichOneof("content") == "body_text" else schedule.body
-    return delay_pb2.Message(
-        key=schedule.key, tag=schedule.tag, properties=properties, body=body, born_ms=now_ms
-    ).SerializeToString(deterministic=True)
+    message = delay_pb2.Message(
+        key=schedule.key, tag=schedule.tag, properties=schedule.properties, body=body, born_ms=now_ms
+    )
+    message.properties[ID_PROPERTY] = schedule.id
+    message.properties[TIME_PROPERTY] = _time_text(nominal_ms)
+    message.properties[NUMBER_PROPERTY] = str(number)
+    return message.SerializeToString(deterministic=True)
+
+
+@lru_cache(256)
+def _time_text(nominal_ms: int) -> str:
+    return format_instant(nominal_ms).replace("+00:00", "Z")
 
 
 def _firing(schedule: schedules_pb2.Schedule, fire: Due, missed: int, armed: Due | None, fired: int) -> Step:

@@ -34,7 +34,7 @@ from delaynode.store.shard import Shard
 
 MAX_SCHEDULES = 100_000  # of a shard, which is of a topic: about 1 KiB of memory each, and their definitions
 MAX_DEFINITION_BYTES = 64 << 20  # of all schedules of a shard
-MAX_FIRED = 512  # schedules in one frame: some 10 ms of the event loop
+MAX_FIRED = 256  # schedules in one frame: some 10 ms of the event loop
 MAX_FIRED_BYTES = 1 << 20  # of their messages, about
 
 _TIMES = ("cron", "every", "at", "zone", "daylight_saving", "start", "end", "max_firings", "jitter", "id")

@@ -17,6 +17,7 @@ checkpoint, or when half of the rows are deleted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ import numpy.typing as npt
 from delaynode.store.errors import Damaged, Impossible
 from delaynode.store.log.frames import BY_HAND, FIRED, NEVER, SKIPPED, Firings, ScheduleChange
 from delaynode.store.types import I64, Array
+
+Text = TypeVar("Text", str, bytes)
 
 RECENT = 10
 COLUMNS = (
@@ -94,12 +97,20 @@ class Schedules:
         return self._next_due
 
     def due_by(self, time_ms: int, most: int) -> list[ScheduleState]:
-        """Up to `most` of those whose firing is due at `time_ms`, the first due first."""
+        """Up to `most` of those whose firing is due at `time_ms`, the first due first; without `recent`."""
         if self.next_due > time_ms:
             return []
         due = self._columns["due"][: len(self._ids)]
         rows = np.flatnonzero(due <= time_ms)
-        return [self._state(row) for row in rows[np.argsort(due[rows], kind="stable")][:most].tolist()]
+        rows = rows[np.argsort(due[rows], kind="stable")][:most]
+        columns = zip(*(self._columns[name][rows].tolist() for name in COLUMNS), strict=True)
+        none = self._recent[0, :0]
+        return [
+            ScheduleState(
+                self._ids[row], self._definitions[row], recent=none, **dict(zip(COLUMNS, values, strict=True))
+            )
+            for row, values in zip(rows.tolist(), columns, strict=True)
+        ]
 
     # ------------------------------------------------------------ frames
     def apply(self, change: ScheduleChange, wall_ms: int, end: int) -> None:
@@ -217,9 +228,12 @@ class Schedules:
             return {}
         arrays: dict[str, Array] = {f"schedules.{name}": self._columns[name][:count].copy() for name in COLUMNS}
         arrays["schedules.recent"] = self._recent[:count].copy()
-        for name, texts in (("id", [id_.encode() for id_ in self._ids]), ("definition", self._definitions)):
-            arrays[f"schedules.{name}"] = np.frombuffer(b"".join(texts), np.uint8)
-            arrays[f"schedules.{name}_bytes"] = np.array([*map(len, texts)], np.int64)
+        for name, joined, parts in (
+            ("id", "".join(self._ids).encode(), self._ids),
+            ("definition", b"".join(self._definitions), self._definitions),
+        ):
+            arrays[f"schedules.{name}"] = np.frombuffer(joined, np.uint8)
+            arrays[f"schedules.{name}_length"] = np.array([*map(len, parts)], np.int64)
         return arrays
 
     def restore(self, arrays: dict[str, Array]) -> None:
@@ -228,9 +242,9 @@ class Schedules:
             return
         self._columns = {name: arrays[f"schedules.{name}"].astype(np.int64) for name in COLUMNS}
         self._recent = arrays["schedules.recent"].astype(np.int64)
-        self._definitions = _split(arrays, "definition")
+        self._definitions = _split(arrays["schedules.definition"].tobytes(), arrays["schedules.definition_length"])
         try:
-            self._ids = [id_.decode() for id_ in _split(arrays, "id")]
+            self._ids = _split(arrays["schedules.id"].tobytes().decode(), arrays["schedules.id_length"])
         except UnicodeDecodeError as error:
             raise Damaged(f"the ids of schedules are no UTF-8: {error}") from error
         lengths = {*map(len, self._columns.values()), len(self._recent), len(self._ids), len(self._definitions)}
@@ -241,9 +255,9 @@ class Schedules:
         self._next_due = None
 
 
-def _split(arrays: dict[str, Array], name: str) -> list[bytes]:
-    data, sizes = arrays[f"schedules.{name}"].tobytes(), arrays[f"schedules.{name}_bytes"].tolist()
-    ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    if sum(sizes) != len(data) or min(sizes, default=0) < 0:
-        raise Damaged(f"the {name}s of schedules have {len(data)} bytes, not {sum(sizes)}")
-    return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+def _split(joined: Text, lengths: Array) -> list[Text]:
+    """The parts, of lengths (n,), of what joins them. Raises Damaged."""
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    if (ends[-1] if ends else 0) != len(joined) or int(lengths.min(initial=0)) < 0:
+        raise Damaged(f"ids or definitions of schedules have a length of {len(joined)}, not {ends[-1:]}")
+    return [joined[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
