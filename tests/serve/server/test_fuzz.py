@@ -58,6 +58,8 @@ class Ledger:
                 due = answer.due or asked.time
                 first_seq = int(np.frombuffer(answer.seq, "<i8")[0]) if answer.seq else answer.first_seq
                 self.handles.append((asked.queue, int(np.frombuffer(due, "<i8")[0]), first_seq))
+            elif method in ("TriggerSchedule", "BackfillSchedule"):
+                self.stored += len(answer.firings)
             elif method == "Cancel":
                 self.cancelled += answer.outcome.count(pb.CANCELLED)
             elif method == "Reschedule":
@@ -128,7 +130,7 @@ def test_bytes_that_are_no_request(method: str, node: LocalCluster) -> None:
         with pytest.raises(Failure) as caught:
             client.raw(method, b"\x0a\xff\xff\xff\xff\x0f")
         assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
-        assert method in caught.value.message
+        assert METHODS[method][0].DESCRIPTOR.name in caught.value.message
         with pytest.raises(Failure) as caught:
             client.raw(method, b"\x0a\x02\xff\xfe")  # a topic that is no UTF-8
         assert caught.value.reason == "BAD_REQUEST"

@@ -15,6 +15,7 @@ from delaynode.node.node import Node
 from delaynode.server.grpc_edge import GrpcCallers, handlers
 from delaynode.server.operations import SERVICE as NAME
 from delaynode.server.service import DelayService
+from delaynode.store import formats
 from delayregistry.model import (
     ClusterObject,
     ClusterSpec,
@@ -88,7 +89,7 @@ class OneNode:
     """A Registry for one node that is the master of every shard."""
 
     def __init__(self, topics: tuple[TopicSpec, ...]) -> None:
-        self.spec = ClusterSpec("fuzz", 1, topics)
+        self.spec = ClusterSpec("fuzz", 1, topics, nodes_version=formats.NEWEST)
         self.lease: NodeLease | None = None
         self._epoch = 0
         self._changes = 0

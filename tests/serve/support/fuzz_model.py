@@ -26,6 +26,8 @@ class Model:
         self.fetched = [0] * queues  # by queue: the offset up to which the released messages were fetched
         self.handles: list[tuple[int, int, int]] = [(0, 0, 0)]
         self.stored = 0
+        self.fired = 0  # messages of schedules, as answered; beside those that have fired by the clock
+        self._fired = 0  # the same, as released
 
     def _handle(self, queue: int, due: int, seq: int) -> None:
         self.handles.append((queue, due, seq))
@@ -47,6 +49,11 @@ class Model:
             self._cancelled(asked, answered)
         elif method == "Reschedule":
             self._rescheduled(asked, answered)
+        elif method in ("TriggerSchedule", "BackfillSchedule"):
+            assert [one.number for one in answered.firings] == list(
+                range(answered.state.fired - len(answered.firings) + 1, answered.state.fired + 1)
+            )
+            self.fired += len(answered.firings)
         elif method == "ListPending":
             _check_page(asked, answered)
         elif method in ("Fetch", "Receive", "ListDeadLetters"):
@@ -96,6 +103,7 @@ class Model:
             assert found == wanted, f"queue {queue}: {len(found - wanted)} too many, {len(wanted - found)} missing"
             for _, seq in released:
                 del live[seq]
+        assert self._fired >= self.fired, f"{self.fired} firings were answered, {self._fired} are released"
 
     async def _released(self, inside: Inside, queue: int) -> list[Row]:
         """The messages released since the last call."""
@@ -108,7 +116,11 @@ class Model:
                 return found
             assert ints(answer.offset)[0] == self.fetched[queue]
             self.fetched[queue] = answer.next_offset
-            found += zip(ints(answer.due), ints(answer.seq), strict=True)
+            rows = list(zip(ints(answer.due), ints(answer.seq), strict=True))
+            ends = np.cumsum(np.frombuffer(answer.size, "<u4"), dtype=np.int64).tolist()
+            fired = [b"schedule-id" in answer.records[low:high] for low, high in zip([0, *ends], ends, strict=False)]
+            self._fired += sum(fired)
+            found += [row for row, of_schedule in zip(rows, fired, strict=True) if not of_schedule]
 
 
 async def _pending(inside: Inside, queue: int) -> list[Row]:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from delayapi.message_ids import hash_id
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import schedules_pb2
 from delayapi.units import DAY_MS
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.serve.support.client import METHODS, Msg, crc, now_ms
 
@@ -25,6 +27,9 @@ class Known(Protocol):
 
     handles: list[tuple[int, int, int]]
     """(queue, due ms, seq)."""
+
+
+SCHEDULES = [name for name in METHODS if "Schedule" in name]
 
 
 class Maker:
@@ -127,6 +132,44 @@ class Maker:
                     asked.message_id = choose.randbytes(choose.choice((0, 1, 15, 16, 16 * rows, 16 * rows + 16)))
         return asked
 
+    def schedule(self) -> schedules_pb2.Schedule:
+        """One that does not fire while a test runs, unless somebody asks for it."""
+        choose = self.choose
+        made = schedules_pb2.Schedule(
+            id=self.name(), cron=[choose.choice(("0 0 1 1 *", "30 4 29 2 *", "0 0 31 2 *", "61 * * * *", "* *"))],
+            zone=choose.choice(("", "Europe/Berlin", "Asia/Kolkata", "Mars/Phobos")), body=choose.randbytes(20),
+            overlap=choose.choice((0, 0, 1, 7)), max_firings=choose.choice((0, 0, 3)),
+        )  # fmt: skip
+        if choose.random() < 0.1:
+            made.every.interval.FromSeconds(choose.choice((0, -1, 86_400 * 300)))
+        if choose.random() < 0.2:
+            made.jitter.FromMilliseconds(choose.choice((0, 5, 10**10)))
+        return made
+
+    def schedule_fields(self, method: str) -> dict[str, Any]:
+        choose = self.choose
+        fields: dict[str, Any] = {"id": self.name()}
+        expected = {} if choose.random() < 0.7 else {"expected_version": self.u32()}
+        match method:
+            case "PutSchedule":
+                fields = {"schedule": self.schedule(), **expected}
+                if choose.random() < 0.3:
+                    fields["paused"] = choose.random() < 0.5
+            case "ListSchedules":
+                fields = {"page_size": choose.choice((0, 1, 100, self.u32())), "page_token": choose.choice(NAMES)}
+            case "PauseSchedule" | "ResumeSchedule" | "DeleteSchedule":
+                fields |= expected
+            case "TriggerSchedule" | "BackfillSchedule":
+                fields |= {} if choose.random() < 0.7 else {"expected_fired": choose.choice((0, 1, self.u32()))}
+        if method == "BackfillSchedule":
+            fields |= {
+                name: Timestamp(
+                    seconds=choose.choice((0, -5, 10**9, 1_700_000_000, 10**14)), nanos=choose.choice((0, -1))
+                )
+                for name in ("from", "to")
+            }
+        return fields
+
     def attempts(self) -> dict[str, bytes]:
         rows = self.choose.choice((1, 1, 3, 40))
         attempt = self.column(lambda: self.choose.choice((1, 1, 2, self.u32())), "<u4", rows)
@@ -192,6 +235,10 @@ class Maker:
                 fields = {"group": group, "after_offset": self.i64(), "limit": self.u32()}
             case "ResolveDeadLetters":
                 fields = {"group": group, "action": choose.randrange(4), "offset": self.column(self.i64, "<i8", 3)}
+            case _ if method in SCHEDULES:
+                fields = self.schedule_fields(method)
+                if choose.random() < 0.8:
+                    place["queue"] = 0
             case _:
                 fields = {"group": group}
         return method, METHODS[method][0](**place, **fields)
