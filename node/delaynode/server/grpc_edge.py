@@ -192,11 +192,15 @@ def _report(watching: asyncio.Task[None]) -> None:
 class GrpcCall:
     """A call, or a stream, of grpc.aio."""
 
-    __slots__ = ("_caller", "_context", "_flow", "_listener", "peer", "time_remaining")
+    __slots__ = ("_caller", "_context", "_flow", "_listener", "_peer", "time_remaining")
 
     def __init__(self, context: Context, flow: Flow, listener: str, caller: Caller) -> None:
         self._context, self._flow, self._listener, self._caller = context, flow, listener, caller
-        self.peer, self.time_remaining = context.peer, context.time_remaining
+        self.time_remaining = context.time_remaining
+        self._peer: str = context.peer()  # grpcio ends the process where this is asked of a call that is over
+
+    def peer(self) -> str:
+        return self._peer
 
     def listener(self) -> str:
         return self._listener
