@@ -23,10 +23,11 @@ from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.receipt import Receipt
 from google.protobuf.message import Message
 
-from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers
 from delaynode.node.routes import RemoteMaster
 from delaynode.server.dispatch import Dispatch
+from delaynode.server.doors.calls import InnerCall
+from delaynode.server.doors.together import Together
 from delaynode.server.edge import Body, Call, Serve
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup
@@ -73,35 +74,6 @@ class Changed:
     handle: Handle
 
 
-@dataclass(frozen=True, slots=True)
-class InnerCall:
-    """A call that a door makes for one of its own, with the time that this has left."""
-
-    call: Call
-    until: float  # time.monotonic()
-
-    def peer(self) -> str:
-        return self.call.peer()
-
-    def listener(self) -> str:
-        return self.call.listener()
-
-    def forwarded(self) -> bool:
-        return False
-
-    def identity(self) -> Identity:
-        return self.call.identity()
-
-    def metadata(self, name: str) -> str | None:
-        return self.call.metadata(name)
-
-    def on_done(self, done: Callable[[], None]) -> None:
-        self.call.on_done(done)
-
-    def time_remaining(self) -> float:
-        return max(0.0, self.until - time.monotonic())
-
-
 class Door:
     """One for a node, for all protocols. Owned by the event loop. calls: DelayService's, by method."""
 
@@ -109,6 +81,7 @@ class Door:
         self.dispatch, self.node = dispatch, dispatch.node
         self._calls, self._rows = calls, rows
         self._turn = itertools.count()
+        self._together = Together(dispatch, self.ask_bytes)
 
     # ------------------------------------------------------------ where to
     def queues(self, method: str, call: Call, topic: str, group: str = "") -> list[Any]:
@@ -277,38 +250,31 @@ class Door:
     # ------------------------------------------------------------ deliveries
     async def ack(self, call: Call, receipts: Sequence[Receipt], answers: Answers) -> list[Refused | None]:
         """None: it is done. Refused LEASE_OVER: it was another's by then, or done."""
-        return await self._settle(call, "Ack", pb.AckRequest, pb.AckResponse, receipts, answers)
+        return await self._settle(call, "Ack", receipts, answers)
 
     async def nack(
         self, call: Call, receipts: Sequence[Receipt], answers: Answers, *, backoff_ms: int = -1, dead: bool = False
     ) -> list[Refused | None]:
         """As ack(). backoff_ms -1: by attempts."""
-        more = {"backoff_ms": backoff_ms, "dead": dead}
-        return await self._settle(call, "Nack", pb.NackRequest, pb.NackResponse, receipts, answers, **more)
+        return await self._settle(call, "Nack", receipts, answers, backoff_ms=backoff_ms, dead=dead)
 
     async def extend(
         self, call: Call, receipts: Sequence[Receipt], answers: Answers, *, lease_ms: int
     ) -> list[Refused | None]:
         """As ack(). lease_ms: from now on; 0: given back."""
-        kinds = pb.ExtendRequest, pb.ExtendResponse
-        return await self._settle(call, "Extend", *kinds, receipts, answers, invisible_ms=lease_ms)
+        return await self._settle(call, "Extend", receipts, answers, invisible_ms=lease_ms)
 
     async def _settle(
-        self, call: Call, method: str, request: type[Any], kind: type[Any], receipts: Sequence[Receipt],
-        answers: Answers, **fields: Any,
-    ) -> list[Refused | None]:  # fmt: skip
+        self, call: Call, method: str, receipts: Sequence[Receipt], answers: Answers, **fields: Any
+    ) -> list[Refused | None]:
         inner = self.inner(call)
 
         async def settle(of: tuple[str, int, int, str], rows: list[Receipt]) -> list[Refused | None]:
             topic, queue, uid, group = of
             self.dispatch.check_right(method, call, topic, group)
             self._check_shard(topic, queue, uid)
-            asked = request(
-                topic=topic, queue=queue, group=group, offset=_packed("<i8", (one.offset for one in rows)),
-                attempt=_packed("<u4", (one.attempt for one in rows)), **fields,
-            )  # fmt: skip
-            answer = await self.ask(method, asked, kind, inner, answers)
-            return [None if one == pb.SETTLED else _lease_over() for one in answer.settlement]
+            settlement = await self._together.settle(method, of, fields, rows, inner, answers)
+            return [None if one == pb.SETTLED else _lease_over() for one in settlement]
 
         return await _by_groups(receipts, lambda one: (one.topic, one.queue, one.uid, one.group), settle)
 

@@ -23,7 +23,8 @@ from delayapi.codec import MessageBatchView, decode_message_batch
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.receipt import Receipt
 
-from delaynode.server.doors.core import Door, InnerCall
+from delaynode.server.doors.calls import InnerCall
+from delaynode.server.doors.core import Door
 from delaynode.server.edge import Call
 from delaynode.store.errors import Refused
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from delayapi.receipt import Receipt
 
-from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers
+from delaynode.server.doors.calls import LaterCall
 from delaynode.server.doors.core import Door
 from delaynode.server.doors.rocketmq.clients import ClientKey, Clients
 from delaynode.server.edge import Call
@@ -28,37 +28,6 @@ RENEW_MS = 20_000  # before the end
 MAX_MS = 3 * 3_600_000
 CLIENT_SECONDS = 5.0  # a client opens a stream that has ended again after one
 GONE_BACKOFF_MS = 1_000
-CALL_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class LaterCall:
-    """A call for a client whose own call is over."""
-
-    caller: Identity
-    by: str
-    connection: str
-
-    def peer(self) -> str:
-        return self.connection
-
-    def listener(self) -> str:
-        return self.by
-
-    def forwarded(self) -> bool:
-        return False
-
-    def identity(self) -> Identity:
-        return self.caller
-
-    def metadata(self, name: str) -> str | None:
-        return None
-
-    def on_done(self, done: Callable[[], None]) -> None:
-        """It has no end: whoever makes it gives back what it took."""
-
-    def time_remaining(self) -> float:
-        return CALL_SECONDS
 
 
 @dataclass(slots=True)
