@@ -115,3 +115,22 @@ def test_nodes_that_can_not_talk_are_named_and_go_by_way_of_a_release_between(up
         stage.follow(patch, NAME="shop", IMAGE=image)
         stage.until(partial(settled_on, image))
         assert written(stage) == (version, version)
+
+
+def test_with_the_role_of_a_release_before_what_is_there_goes_on_and_what_is_new_is_named(stage: Stage) -> None:
+    """docs/upgrade.md: "An operator with the Role of an older release"."""
+    newer = "delaytopics|delayusers|networkpolicies|issuers|certificates|certificaterequests|podmonitors|cronjobs"
+    fault = stage.server.fault(path=f"/({newer})([/?]|$)", code=403, times=None)
+    stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    assert fault.met > 0, "the control"
+    with stage.kubelet.lock:
+        stage.kubelet.kill(stage.there("delayshards", "shop.orders-0")["spec"]["master"].replace("n", "shop-"))
+    stage.until(lambda: stage.there("delayshards", "shop.orders-0")["spec"]["epoch"] > 1, timeout_s=60)
+    stage.settled()
+    stage.edit(networkPolicy={})
+    stage.until(lambda: stage.reason("Degraded") == "Forbidden")
+    assert "NetworkPolicy shop-nodes" in stage.condition("Degraded")["message"]
+    fault.times = 0
+    stage.settled()
