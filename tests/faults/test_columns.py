@@ -92,6 +92,17 @@ def test_a_moved_message_may_come_at_its_new_due_or_where_that_is_unsure_at_eith
     assert list(columns.totals().broken) == ["wrong_due"]
 
 
+def test_a_message_whose_cancel_has_no_answer_may_come_or_not() -> None:
+    columns = Columns(ZERO)
+    columns.new(3)
+    columns.acknowledge(ids(0, 1, 2), 1, ids(7, 8, 9), ZERO + ids(100, 200, 300))
+    columns.doubt_cancel(ids(0, 1))
+    for group in (0, 1):
+        columns.deliver(group, 1, ids(1), ids(0), ids(8), ZERO + ids(200), ZERO + 1_000)
+    assert list(columns.totals().broken) == ["missing from g", "missing from h"]
+    assert [columns.missing(group).tolist() for group in (0, 1)] == [[2], [2]], "the control"
+
+
 def test_the_longest_gap_is_that_after_the_harm() -> None:
     assert longest_gap([1.0, 3.0, 9.5, 10.0, 10.2, 13.2, 13.3], harmed=10.1) == 3.0
     assert longest_gap([9.5, 10.0], harmed=10.1) is None

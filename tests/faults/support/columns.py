@@ -1,8 +1,9 @@
-"""The set checker for long rounds at a high rate: the checks of checker.py, in columns of 20 bytes a message.
+"""The set checker for long rounds at a high rate: the checks of checker.py, in columns of 21 bytes a message.
 
 A message's id is its row. Two groups are watched: each must get every message. Promises, each a count that must be 0:
 
-    missing        acknowledged, not cancelled, never delivered to some group
+    missing        acknowledged, not cancelled, never delivered to some group; a cancel without an answer may have been
+                   carried out
     early          received before its due, by the same machine's clock
     uncancelled    answered CANCELLED and delivered
     stored_twice   one message under two (queue, seq): a retry was stored again
@@ -25,7 +26,7 @@ I64 = NDArray[np.int64]
 GROUPS = ("g", "h")
 ROW = np.dtype([
     ("queue", "u1"), ("seq", "<u4"), ("due", "<i4"), ("moved", "<i4"), ("acknowledged", "?"), ("cancelled", "?"),
-    ("sent", "?"), ("delivered", "<u2", (len(GROUPS),)),
+    ("doubtful", "?"), ("sent", "?"), ("delivered", "<u2", (len(GROUPS),)),
 ])  # fmt: skip
 UNKNOWN = np.uint32(0xFFFFFFFF)
 NEVER = np.int32(-1)
@@ -82,6 +83,10 @@ class Columns:
 
     def cancel(self, ids: I64) -> None:
         self.rows["cancelled"][ids] = True
+
+    def doubt_cancel(self, ids: I64) -> None:
+        """Record that a cancel has no answer."""
+        self.rows["doubtful"][ids] = True
 
     def maybe_move(self, ids: I64, due_ms: int) -> None:
         """Record that a reschedule was sent."""
@@ -141,7 +146,8 @@ class Columns:
 
     def missing(self, group: int) -> I64:
         rows = self.rows[: self.count]
-        return np.flatnonzero(rows["acknowledged"] & ~rows["cancelled"] & (rows["delivered"][:, group] == 0))
+        expected = rows["acknowledged"] & ~rows["cancelled"] & ~rows["doubtful"]
+        return np.flatnonzero(expected & (rows["delivered"][:, group] == 0))
 
     @property
     def all_missing(self) -> int:

@@ -216,7 +216,11 @@ class SdkLoad:
     # ------------------------------------------------------------ cancels and reschedules
     async def _cancel(self, ids: I64, handles: list[Handle]) -> None:
         await asyncio.sleep(self._choose.random() * CHANGE_SECONDS)
-        outcomes = np.array(await self._admin.cancel(handles))
+        try:
+            outcomes = np.array(await self._admin.cancel(handles))
+        except DelayError:
+            self.ledger.doubt_cancel(ids)
+            raise
         self.ledger.cancel(ids[outcomes == Outcome.CANCELLED])
         odd = ~np.isin(outcomes, (Outcome.CANCELLED, Outcome.TOO_LATE))
         if odd.any():
