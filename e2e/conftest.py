@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import acts
+from e2e.harness import acts, openshift
 from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.diagnose import describe
 from e2e.harness.helm import Release, default_image, rebalance_image
@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--image", metavar="REPOSITORY:TAG", help="of nodes; the operator's is REPOSITORY-operator:TAG")
     group.addoption("--rounds", type=int, default=1, help="of the scenarios that can be repeated")
     group.addoption("--figures", metavar="FILE", help="write what was measured to it, as JSON lines")
+    group.addoption("--openshift", action="store_true", help="pods are treated as by OpenShift's restricted-v2")
     group.addoption("--keep", action="store_true", help="leave operator and clusters when done")
 
 
@@ -97,6 +98,8 @@ def image(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def kube(pytestconfig: pytest.Config) -> Kubectl:
     found = Kubectl(pytestconfig.option.context)
+    if pytestconfig.option.openshift:
+        openshift.become(found)
     found.namespace(NAMESPACE)
     return found
 

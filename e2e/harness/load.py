@@ -22,7 +22,6 @@ RESTRICTED = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
     "runAsNonRoot": True,
-    "runAsUser": 10_001,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 
