@@ -11,6 +11,7 @@ from typing import Any, Final, Self, TypeAlias
 import grpc
 
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import schedules_pb2
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 """Of one answer: a node ends GetWheel's at 32 MiB of slots, and the states of 10,000 copies are a few MiB."""
@@ -25,8 +26,8 @@ class NodeClient:
     """One channel to `endpoint`, which connects at the first call.
 
     get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest), purge_copy(PurgeCopyRequest),
-    describe_group(DescribeGroupRequest): callables of gRPC, with `timeout` in seconds and `.future()`. options: further
-    ones of the channel. credentials: of TLS; None: without.
+    describe_group(DescribeGroupRequest), put_schedule, list_schedules, delete_schedule: callables of gRPC, with
+    `timeout` in seconds and `.future()`. options: further ones of the channel. credentials: of TLS; None: without.
     """
 
     def __init__(
@@ -47,6 +48,15 @@ class NodeClient:
         self.purge_copy = self._method("ReplicationService/PurgeCopy", pb.PurgeCopyRequest, pb.PurgeCopyResponse)
         self.describe_group = self._method(
             "DelayService/DescribeGroup", pb.DescribeGroupRequest, pb.DescribeGroupResponse
+        )
+        self.put_schedule = self._method(
+            "DelayService/PutSchedule", schedules_pb2.PutScheduleRequest, schedules_pb2.PutScheduleResponse
+        )
+        self.list_schedules = self._method(
+            "DelayService/ListSchedules", schedules_pb2.ListSchedulesRequest, schedules_pb2.ListSchedulesResponse
+        )
+        self.delete_schedule = self._method(
+            "DelayService/DeleteSchedule", schedules_pb2.DeleteScheduleRequest, schedules_pb2.DeleteScheduleResponse
         )
 
     def _method(self, name: str, request: Any, response: Any) -> Any:

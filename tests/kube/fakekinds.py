@@ -51,6 +51,7 @@ KINDS = (
     Kind("coordination.k8s.io", "v1", "leases", "Lease"),
     Kind("delaycluster.io", "v1alpha1", "delayclusters", "DelayCluster", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayrebalances", "DelayRebalance", status=True),
+    Kind("delaycluster.io", "v1alpha1", "delayschedules", "DelaySchedule", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayshards", "DelayShard", status=True),
     Kind("delaycluster.io", "v1alpha1", "delaytopics", "DelayTopic", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayusers", "DelayUser", status=True),

@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.proto.delay.v1 import delay_pb2, schedules_pb2
 from delayoperator.resources.names import SECURITY_MODE
 from delayregistry.kube import objects
 from delayregistry.kube.names import Names
@@ -90,6 +90,8 @@ class Kubelet:
         self.names: dict[str, tuple[str, int, str]] = {}  # topic, queue and the cluster that had it last, by uid
         self.kept: dict[str, tuple[str, ...]] = {}  # the in-sync set that the copies keep, by uid
         self.pending, self.released = PENDING, 0  # messages in each copy
+        self.schedules: dict[tuple[str, str], schedules_pb2.ScheduleState] = {}  # by topic and id
+        self.refused_schedules = ""  # why none is taken
         self.oldest_ms = 0  # of each shard, as GetWheel says it
         self.groups: list[Any] = []  # of each shard, as DescribeGroup says them
         self.log_end = 100
@@ -397,7 +399,52 @@ class _Answers(grpc.GenericRpcHandler):
                     request_deserializer=delay_pb2.GetWheelRequest.FromString,
                     response_serializer=delay_pb2.GetWheelResponse.SerializeToString,
                 )
+            case "/delay.v1.DelayService/PutSchedule":
+                return grpc.unary_unary_rpc_method_handler(
+                    self._put_schedule,
+                    request_deserializer=schedules_pb2.PutScheduleRequest.FromString,
+                    response_serializer=schedules_pb2.PutScheduleResponse.SerializeToString,
+                )
+            case "/delay.v1.DelayService/ListSchedules":
+                return grpc.unary_unary_rpc_method_handler(
+                    self._list_schedules,
+                    request_deserializer=schedules_pb2.ListSchedulesRequest.FromString,
+                    response_serializer=schedules_pb2.ListSchedulesResponse.SerializeToString,
+                )
+            case "/delay.v1.DelayService/DeleteSchedule":
+                return grpc.unary_unary_rpc_method_handler(
+                    self._delete_schedule,
+                    request_deserializer=schedules_pb2.DeleteScheduleRequest.FromString,
+                    response_serializer=schedules_pb2.DeleteScheduleResponse.SerializeToString,
+                )
         return None
+
+    def _put_schedule(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """It is due at midnight of the year 2100, and has fired twice."""
+        if self._kubelet.refused_schedules:
+            context.abort(grpc.StatusCode.UNAVAILABLE, self._kubelet.refused_schedules)
+        state = self._kubelet.schedules.setdefault(
+            (request.topic, request.schedule.id), schedules_pb2.ScheduleState(fired=2)
+        )
+        state.schedule.CopyFrom(request.schedule)
+        state.version += 1
+        state.paused = request.paused if request.HasField("paused") else state.paused
+        state.note = request.note
+        state.next_due.FromJsonString("2100-01-01T00:00:00Z")
+        return schedules_pb2.PutScheduleResponse(state=state, changed=True)
+
+    def _list_schedules(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """A page has one."""
+        ids = sorted(it for topic, it in self._kubelet.schedules if topic == request.topic and it > request.page_token)
+        ids = [it for it in ids if it.startswith(request.id_prefix)]
+        return schedules_pb2.ListSchedulesResponse(
+            schedules=[self._kubelet.schedules[request.topic, it] for it in ids[:1]],
+            next_page_token=ids[0] if len(ids) > 1 else "",
+        )
+
+    def _delete_schedule(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._kubelet.schedules.pop((request.topic, request.id), None)
+        return schedules_pb2.DeleteScheduleResponse()
 
     def _wheel(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Of the whole node what it leads, each with a slot of which the first half is within the range."""

@@ -7,11 +7,13 @@
     rebalance   DelayRebalance: a plan of moves, approved and carried out
     user        DelayUser: who calls a cluster, and what it may do
     topic       DelayTopic: a topic as an object of the team that owns it
+    schedule    DelaySchedule: a message that a topic sends again and again
     tenancy     which namespaces' DelayTopics and DelayUsers a cluster takes
     structural  a pydantic model -> a structural OpenAPI v3 schema
     definitions the CustomResourceDefinitions: names, columns, subresources
     convert     DelayCluster -> registry.model.ClusterSpec, or why not
     security_document    DelayUsers -> registry.security.SecuritySpec, or why not
+    schedule_convert    DelaySchedule -> what is put to the topic's shard, or why not
     topic_merge DelayTopics -> the topics that a cluster has beside spec.topics, or why not
 
 `make crds` writes crds/*.yaml.

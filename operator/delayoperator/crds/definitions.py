@@ -12,6 +12,7 @@ from delayoperator.crds import GROUP, VERSION
 from delayoperator.crds.base import Json
 from delayoperator.crds.cluster import DelayCluster
 from delayoperator.crds.rebalance import DelayRebalance
+from delayoperator.crds.schedule import DelaySchedule
 from delayoperator.crds.shard import DelayShard
 from delayoperator.crds.structural import structural
 from delayoperator.crds.topic import DelayTopic
@@ -195,4 +196,20 @@ USER: Final = CrdKind(
     ),
 )
 
-KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER, TOPIC)
+SCHEDULE: Final = CrdKind(
+    DelaySchedule,
+    "dls",
+    (
+        Column("Cluster", ".spec.cluster.name", "The DelayCluster."),
+        Column("Topic", ".spec.topic", "The topic that it sends to."),
+        Column("Status", _ready("reason"), "Whether it is armed, or why not."),
+        Column("Next", ".status.nextTime", "When its next message is due."),
+        Column("Fired", ".status.fired", "How often it has fired.", "integer"),
+        Column("Last", ".status.lastTime", "How long ago it fired last.", "date"),
+        _AGE,
+        Column("Of", ".spec.cluster.namespace", "The DelayCluster's namespace, where it is another one.", wide=True),
+        Column("Message", _ready("message"), "The status in words.", wide=True),
+    ),
+)
+
+KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER, TOPIC, SCHEDULE)

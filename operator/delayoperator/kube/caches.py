@@ -19,6 +19,7 @@ from delayoperator.kube.api import Json
 from delayoperator.kube.kinds import (
     CLAIM,
     DELAY_REBALANCE,
+    DELAY_SCHEDULE,
     DELAY_TOPIC,
     DELAY_USER,
     JOB,
@@ -32,9 +33,9 @@ from delayoperator.kube.kinds import (
 GRACE_S = 15.0
 SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
 FORBIDDEN_S = 10.0  # rounds list meanwhile, and say so where they may not either
-REFERRING = frozenset({DELAY_TOPIC, DELAY_USER})  # in any namespace
+REFERRING = frozenset({DELAY_SCHEDULE, DELAY_TOPIC, DELAY_USER})  # in any namespace
 BY_SPEC = REFERRING | {DELAY_REBALANCE}  # people make them, without a label; spec.cluster says whose
-CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_TOPIC, DELAY_USER)
+CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_SCHEDULE, DELAY_TOPIC, DELAY_USER)
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
 """A cluster's objects at one moment. A kind that is missing is not known, and has to be listed."""

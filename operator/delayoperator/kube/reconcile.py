@@ -41,6 +41,7 @@ from delayoperator.kube.own_ca import OwnAuthority
 from delayoperator.kube.own_token import OwnAccount
 from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
+from delayoperator.kube.schedules import ScheduleKeeper
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted, with_topics
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
@@ -120,6 +121,7 @@ class ClusterReconciler:
         self._observer = Observer(api, namespace, name)
         self._labels = NamespaceLabels(api)
         self._topics = Topics(api, registry, namespace, name, clock, namespaces)
+        self._schedules = ScheduleKeeper(api, registry, namespace, name, clock, namespaces)
         self._users = Users(api, namespace, name, clock, namespaces)
         self._applier = Applier(api, self.record_event)
         self._authority = OwnAuthority(api, clock, self.record_event)
@@ -221,6 +223,7 @@ class ClusterReconciler:
         orphans = OrphanReport() if shards is None else shards.orphans
         settled = self._without_switchovers(counted, ready_before)
         topics_s: float | None = None
+        schedules_s: float | None = None
         if not paused and CONFIG_MAP not in outcome.written:  # else the next round sees it in force
             errors: list[ApiError] = []
             if shards is not None:
@@ -228,6 +231,11 @@ class ClusterReconciler:
             errors += self._topics.tell(
                 topics, accepted.cluster, settled, None if shards is None else shards.new_prober
             )
+            if shards is not None:
+                failed, schedules_s = self._schedules.keep(
+                    held, accepted.cluster, topics.merged, allowed, shards.new_prober
+                )
+                errors += failed
             outcome.problems += [problem(error) for error in errors]
         observation = ClusterObservation(
             name=self._name,
@@ -256,7 +264,7 @@ class ClusterReconciler:
             result,
             wrote=result.wrote or rebalanced.wrote,
             soon=settled is not counted,
-            again_s=min((it for it in (rebalanced.again_s, topics_s) if it is not None), default=None),
+            again_s=min((it for it in (rebalanced.again_s, topics_s, schedules_s) if it is not None), default=None),
         )
 
     def _rebalance(

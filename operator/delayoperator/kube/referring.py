@@ -1,4 +1,5 @@
-"""Objects that people make about a cluster, with spec.cluster: DelayTopics and DelayUsers, in whatever namespace."""
+"""Objects that people make about a cluster, with spec.cluster: DelaySchedules, DelayTopics and
+DelayUsers, in whatever namespace."""
 
 from __future__ import annotations
 
