@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from delaylocal import LocalCluster
 from delayoperator.crds.convert import desired_of
+from delayoperator.crds.schedule_convert import wanted
 from delayregistry.model import ClusterSpec, TopicSpec
 
 from tests.chart.places import CHART, EXAMPLES, Json, custom_schema, documents, project, read
@@ -44,6 +45,20 @@ def test_a_cluster_is_accepted_by_the_api_server_and_by_the_operator(path: Path,
     _, by_schema, by_rules = refusals(custom_schema("DelayCluster"), cluster)
     assert by_schema == by_rules == []
     assert granted(cluster).name == cluster["metadata"]["name"]
+
+
+SCHEDULES = [
+    document for path in FILES for document in documents(path.read_text()) if document["kind"] == "DelaySchedule"
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda it: it["metadata"]["name"])
+def test_a_schedule_is_accepted_by_the_api_server_and_by_the_operator(schedule: Json) -> None:
+    assert list(faults(schedule, custom_schema("DelaySchedule"), closed=True)) == []
+    _, by_schema, by_rules = refusals(custom_schema("DelaySchedule"), schedule)
+    assert by_schema == by_rules == []
+    schedule["metadata"]["namespace"] = "default"
+    assert wanted(schedule).topic == "reports"
 
 
 @pytest.mark.parametrize(

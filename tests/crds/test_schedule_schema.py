@@ -91,7 +91,7 @@ def test_what_is_not_said_is_as_the_shard_has_it() -> None:
     ({"message": {"body": "a", "bodyBase64": "YQ=="}}, "spec.message: it has body or bodyBase64"),
     ({"message": {"bodyBase64": "no base64"}}, "spec.message.bodyBase64: "),
     ({"message": {"body": "x" * 65_536}}, "the limit is 64 KiB"),
-    ({"cron": []}, "needs one of cron, every and at"),
+    ({"cron": []}, "spec.cron: List should have at least 1 item"),
     ({"cron": 7}, "spec.cron: "),
     ({"topic": None}, "spec.topic: Field required"),
 ])  # fmt: skip
