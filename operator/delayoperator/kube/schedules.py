@@ -44,7 +44,7 @@ NOT_NOW: Final = ("NOT_UPGRADED", "NOT_SERVING", "NOT_MASTER", "NOT_ENOUGH_REPLI
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleWish:
+class DesiredSchedule:
     """A DelaySchedule that counts. request: None: what the shard has stays, as `refused` says."""
 
     body: Json
@@ -97,7 +97,7 @@ class ScheduleKeeper:
         if seen == self._seen and self._due_ms is not None and now_ms < self._due_ms:
             return [], (self._due_ms - now_ms) / 1_000 if bodies else None
         every = self._all_due_ms is None or now_ms >= self._all_due_ms
-        by_topic: dict[str, dict[str, ScheduleWish]] = {}
+        by_topic: dict[str, dict[str, DesiredSchedule]] = {}
         round_, refused = ScheduleRound(), set[str]()
         for body in bodies:
             reason, message = self._refusal(body, names, topics, allowed)
@@ -106,10 +106,10 @@ class ScheduleKeeper:
                 self._tell(round_, body, reason, message, None)
                 continue
             try:
-                wish = ScheduleWish(body, wanted(body))
+                one = DesiredSchedule(body, wanted(body))
             except BadSchedule as error:
-                wish = ScheduleWish(body, None, str(error))
-            by_topic.setdefault(str(body["spec"]["topic"]), {})[schedule_id(body)] = wish
+                one = DesiredSchedule(body, None, str(error))
+            by_topic.setdefault(str(body["spec"]["topic"]), {})[schedule_id(body)] = one
         looked_at = {*by_topic, *(self._topics & names), *(names if every else ())}
         if looked_at:
             self._look(round_, looked_at, by_topic, refused, new_prober)
@@ -139,7 +139,7 @@ class ScheduleKeeper:
         self,
         round_: ScheduleRound,
         looked_at: Iterable[str],
-        by_topic: Mapping[str, Mapping[str, ScheduleWish]],
+        by_topic: Mapping[str, Mapping[str, DesiredSchedule]],
         refused: set[str],
         new_prober: Callable[[], Prober],
     ) -> None:
@@ -151,7 +151,7 @@ class ScheduleKeeper:
                     clients += [opened.enter_context(prober.client(it)) for it in self._registry.list_leases()]
                 for topic in sorted(looked_at, key=lambda it: (it not in by_topic, it)):
                     self._look_at(round_, topic, by_topic.get(topic, {}), refused, clients)
-                    if not clients:
+                    if not clients and topic not in by_topic:
                         break
         finally:
             prober.close()
@@ -160,7 +160,7 @@ class ScheduleKeeper:
         self,
         round_: ScheduleRound,
         topic: str,
-        wishes: Mapping[str, ScheduleWish],
+        desired: Mapping[str, DesiredSchedule],
         refused: set[str],
         clients: list[NodeClient],
     ) -> None:
@@ -168,22 +168,22 @@ class ScheduleKeeper:
         try:
             states = _listed(clients, topic)
         except grpc.RpcError as error:
-            if wishes or error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # of nodes of an earlier release
+            if desired or error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # of nodes of an earlier release
                 round_.undone = True
-            if not wishes and error_info(error) is None:
+            if not desired and error_info(error) is None:
                 clients.clear()  # no node answers: the other topics can wait for the next look
-            for wish in wishes.values():
-                self._tell(round_, wish.body, ScheduleReason.NOT_APPLIED, _said(error), None, known=False)
+            for one in desired.values():
+                self._tell(round_, one.body, ScheduleReason.NOT_APPLIED, _said(error), None, known=False)
             return
-        for id, wish in wishes.items():
+        for id, one in desired.items():
             if round_.puts < MOST_PUTS:
-                self._put(round_, wish, states.get(id), clients)
+                self._put(round_, one, states.get(id), clients)
             else:
                 round_.undone = True
-        orphans = states.keys() - wishes.keys()
+        orphans = states.keys() - desired.keys()
         if not orphans:
             return
-        try:  # what would end a schedule is asked for: a kind that was not served for a moment is no wish
+        try:  # what would end a schedule is asked for: a kind that was not served for a moment asks for nothing
             listed = {schedule_id(it) for it in present(self._objects.listed())}
             for id in sorted(orphans - (listed - refused)):
                 _ask(clients, "delete_schedule", pb.DeleteScheduleRequest(topic=topic, id=id))
@@ -193,13 +193,13 @@ class ScheduleKeeper:
             round_.undone = True
 
     def _put(
-        self, round_: ScheduleRound, wish: ScheduleWish, state: pb.ScheduleState | None, clients: list[NodeClient]
+        self, round_: ScheduleRound, one: DesiredSchedule, state: pb.ScheduleState | None, clients: list[NodeClient]
     ) -> None:
-        if wish.request is None:
+        if one.request is None:
             kept = "" if state is None else "; what it had before stays in force"
-            self._tell(round_, wish.body, ScheduleReason.INVALID_SPEC, wish.refused + kept, state)
+            self._tell(round_, one.body, ScheduleReason.INVALID_SPEC, one.refused + kept, state)
             return
-        request = wish.request
+        request = one.request
         paused_so = state is not None and (not request.HasField("paused") or request.paused == state.paused)
         if state is None or state.schedule != request.schedule or not paused_so:
             round_.puts += 1
@@ -210,17 +210,17 @@ class ScheduleKeeper:
                 later = info is None or info.reason in NOT_NOW
                 round_.undone |= later
                 reason = ScheduleReason.NOT_APPLIED if later else ScheduleReason.INVALID_SPEC
-                self._tell(round_, wish.body, reason, _said(error), state, known=not later)
+                self._tell(round_, one.body, reason, _said(error), state, known=not later)
                 return
         assert state is not None
         if state.paused:
             note = f": {state.note}" if state.note else ""
-            self._tell(round_, wish.body, ScheduleReason.PAUSED, f"it fires nothing until it is resumed{note}", state)
+            self._tell(round_, one.body, ScheduleReason.PAUSED, f"it fires nothing until it is resumed{note}", state)
         elif state.over:
-            self._tell(round_, wish.body, ScheduleReason.OVER, "no further time comes", state)
+            self._tell(round_, one.body, ScheduleReason.OVER, "no further time comes", state)
         else:
             said = "the topic's shard has it, and fires it"
-            self._tell(round_, wish.body, ScheduleReason.ARMED, said, state)
+            self._tell(round_, one.body, ScheduleReason.ARMED, said, state)
 
     def _tell(
         self,
