@@ -40,9 +40,7 @@ class Shard:
         return pb.AckResponse(settlement=bytes(one % 2 for one in offsets)).SerializeToString()
 
     async def ack(self, *offsets: int, identity: Identity = ANONYMOUS, until: float = 100.5) -> list[int]:
-        call: Any = SimpleNamespace(
-            identity=lambda: identity, listener=lambda: "", peer=lambda: "", until=until
-        )
+        call: Any = SimpleNamespace(identity=lambda: identity, listener=lambda: "", peer=lambda: "", until=until)
         rows = [Receipt("t", 0, 1, "g", offset, 1, 0) for offset in offsets]
         return list(await self.together.settle("Ack", OF, {}, rows, call, None))  # type: ignore[arg-type]
 
