@@ -102,6 +102,7 @@ def test_a_team_schedules_messages_of_its_own_topics_alone(stage: Stage) -> None
     assert set(held(stage)) == {("mails", "kubernetes/a/mine")}
     remove(stage, "mails", "a")
     until(stage, "mine", "TopicUnknown", "a")
+    stage.until(lambda: not held(stage), lambda: set(held(stage)), 30)  # its shards are still there
 
 
 def test_a_new_operator_ends_what_was_deleted_while_none_ran(stage: Stage) -> None:

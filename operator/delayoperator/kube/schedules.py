@@ -110,10 +110,11 @@ class ScheduleKeeper:
             except BadSchedule as error:
                 one = DesiredSchedule(body, None, str(error))
             by_topic.setdefault(str(body["spec"]["topic"]), {})[schedule_id(body)] = one
-        looked_at = {*by_topic, *(self._topics & names), *(names if every else ())}
+        asked = {str((it.get("spec") or {}).get("topic")) for it in bodies}
+        looked_at = {*asked, *self._topics, *(names if every else ())}  # also topics of which only shards are left
         if looked_at:
             self._look(round_, looked_at, by_topic, refused, new_prober)
-        self._topics = {*by_topic}
+        self._topics = asked
         if every and not round_.undone:
             self._all_due_ms = now_ms + EVERY_TOPIC_MS
         again_ms = AGAIN_MS if round_.undone and bodies else LOOK_MS
@@ -168,9 +169,12 @@ class ScheduleKeeper:
         try:
             states = _listed(clients, topic)
         except grpc.RpcError as error:
+            info = error_info(error)
+            if not desired and info is not None and info.reason == "UNKNOWN_TOPIC":
+                return
             if desired or error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # of nodes of an earlier release
                 round_.undone = True
-            if not desired and error_info(error) is None:
+            if not desired and info is None:
                 clients.clear()  # no node answers: the other topics can wait for the next look
             for one in desired.values():
                 self._tell(round_, one.body, ScheduleReason.NOT_APPLIED, _said(error), None, known=False)
