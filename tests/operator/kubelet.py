@@ -91,6 +91,7 @@ class Kubelet:
         self.kept: dict[str, tuple[str, ...]] = {}  # the in-sync set that the copies keep, by uid
         self.pending, self.released = PENDING, 0  # messages in each copy
         self.schedules: dict[tuple[str, str], schedules_pb2.ScheduleState] = {}  # by topic and id
+        self.schedule_lists = 0
         self.refused_schedules = ""  # why none is taken
         self.oldest_ms = 0  # of each shard, as GetWheel says it
         self.groups: list[Any] = []  # of each shard, as DescribeGroup says them
@@ -435,6 +436,7 @@ class _Answers(grpc.GenericRpcHandler):
 
     def _list_schedules(self, request: Any, context: grpc.ServicerContext) -> Any:
         """A page has one."""
+        self._kubelet.schedule_lists += 1
         ids = sorted(it for topic, it in self._kubelet.schedules if topic == request.topic and it > request.page_token)
         ids = [it for it in ids if it.startswith(request.id_prefix)]
         return schedules_pb2.ListSchedulesResponse(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pytest
 from delayapi.proto.delay.v1 import schedules_pb2 as pb
 from delayoperator.kube import schedules as keeper
 
@@ -69,7 +71,8 @@ def test_a_schedule_comes_and_changes_and_ends_with_its_object(stage: Stage) -> 
     stage.until(lambda: set(held(stage)) == {("orders", "somebody-else")}, lambda: set(held(stage)), 30)
 
 
-def test_what_is_wrong_is_told_and_leaves_what_was_there(stage: Stage) -> None:
+def test_what_is_wrong_is_told_and_leaves_what_was_there(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "AGAIN_MS", 500)
     begin(stage)
     add(stage, "report")
     until(stage, "report", "Armed")
@@ -111,7 +114,22 @@ def test_a_new_operator_ends_what_was_deleted_while_none_ran(stage: Stage) -> No
     stage.until(lambda: not held(stage), lambda: set(held(stage)), 90)
 
 
-def test_what_somebody_else_has_changed_is_put_right(stage: Stage, monkeypatch: Any) -> None:
+def test_a_kind_that_is_not_served_for_a_moment_ends_no_schedule(stage: Stage) -> None:
+    first = stage.operator()
+    stage.create(topics=[{"name": "orders", "queues": 1}])
+    stage.settled()
+    add(stage, "report")
+    until(stage, "report", "Armed")
+    first.close()
+    stage.server.fault(path="/delayschedules", code=404, times=None)
+    before = stage.kubelet.schedule_lists
+    stage.operator()
+    stage.until(lambda: stage.kubelet.schedule_lists > before, lambda: stage.kubelet.schedule_lists, 90)
+    time.sleep(1)  # a schedule would be deleted right after it was listed
+    assert set(held(stage)) == {("orders", f"kubernetes/{NAMESPACE}/report")}
+
+
+def test_what_somebody_else_has_changed_is_put_right(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "LOOK_MS", 500)
     begin(stage)
     add(stage, "report", paused=False)
