@@ -16,7 +16,7 @@ from delayoperator.control_loop.loop import LoopClock
 from delayoperator.control_loop.probe import GrpcProber
 
 ASK_MS = 60_000
-TIMEOUT_S = 2.0  # of all nodes together; answers in memory, of an hour's slots
+TIMEOUT_S = 10.0  # of all nodes together: a busy node takes 5 s to count 1,000 shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class TopicLoads:
         self._asked_for |= unknown
         return due
 
-    def look(self, leases: Sequence[NodeLease], prober: GrpcProber) -> None:
+    def look(self, leases: Sequence[NodeLease], prober: GrpcProber, timeout_s: float = TIMEOUT_S) -> None:
         """Asks. A node that does not answer leaves its topics unknown until the next time."""
         self._queues = {}
         to_ms = self._clock.wall_ms() + HOUR_MS
         clients = [prober.client(lease) for lease in leases]
         try:
             request = pb.GetWheelRequest(to_ms=to_ms)
-            for call in [it.get_wheel.future(request, timeout=TIMEOUT_S) for it in clients]:
+            for call in [it.get_wheel.future(request, timeout=timeout_s) for it in clients]:
                 try:
                     shards = call.result().shards
                 except grpc.RpcError:
