@@ -35,14 +35,14 @@ from delayregistry.security import AccessRule, NamePattern, Operation
 
 from tests.auth.issuing import token
 from tests.auth.test_operations import METHODS, request_of
-from tests.redteam.world import LISTENERS, NODE, WILD, World
+from tests.redteam.world import HTTP, LISTENERS, NODE, WILD, World
 from tests.security.authority import DAY, Authority
 from tests.serve.server.test_tokens_served import BAD, encoded
 from tests.serve.support.asking import DENIED, TOPIC, UNKNOWN, Asking, secret
 from tests.simulation.support.attacker import is_sealed, said
 
 UNKNOWN_KEYS = 10_000
-TLS_PORTS = (*LISTENERS, "peer")
+TLS_PORTS = (*LISTENERS, "peer", HTTP)
 OLD = {"1.0": ssl.TLSVersion.TLSv1, "1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}
 CUT_SECONDS = 25.0  # a handshake has 10
 SLOW = 40  # clients at once that are slow, or never finish

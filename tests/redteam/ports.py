@@ -21,6 +21,7 @@ from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec
 
 from tests.redteam.run import EDGES
+from tests.redteam.world import HTTP
 
 VERSIONS = {"-ssl3": "SSL 3.0", "-tls1": "TLS 1.0", "-tls1_1": "TLS 1.1", "-tls1_2": "TLS 1.2", "-tls1_3": "TLS 1.3"}
 CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256",
@@ -160,6 +161,7 @@ def of_local_node(directory: Path, edge: str) -> list[Port]:
                 for name, at, shown, trusted in (
                     ("tokens", ports.grpc, token, roots), ("mtls", ports.mtls, client, roots),
                     ("internal", ports.internal, operator, peer_roots), ("peer", ports.peer, node, peer_roots),
+                    (HTTP, ports.http_tokens, token, roots),
                 )
             ]  # fmt: skip
     finally:

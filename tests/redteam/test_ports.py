@@ -18,14 +18,15 @@ OLD = {"SSL 3.0", "TLS 1.0", "TLS 1.1", "TLS 1.2"}
 def test_every_port_speaks_tls_1_3_alone_and_asks_for_what_it_should(tmp_path: Path, edge: str) -> None:
     ports = {port.name: port for port in of_local_node(tmp_path, edge)}
     assert {name: port.asks for name, port in ports.items()} == {
-        "tokens": False, "mtls": True, "internal": True, "peer": True,
+        "tokens": False, "mtls": True, "internal": True, "peer": True, "http-tokens": False,
     }  # fmt: skip
     for name, port in ports.items():
         assert port.versions == ("TLS 1.3",), port
         assert {*port.refused, "SSL 3.0"} >= OLD, port
         assert set(port.ciphers) == set(CIPHERS[:3]), port
         assert port.key.startswith("id-ecPublicKey, 256 (bit)"), port
-        assert dict(port.alpn)["h2"] == ("none" if name == "peer" else "h2"), port
+        grpc = name not in ("peer", "http-tokens")
+        assert dict(port.alpn)["h2"] == ("h2" if grpc else "none"), port
         assert dict(port.alpn)["http/1.1"] != "http/1.1", port
-        assert port.reflection.startswith("off" if name != "peer" else ""), port
-    assert not any(port.resumes for port in ports.values() if edge == "compiled" or port.name == "peer")
+        assert port.reflection.startswith("off" if grpc else ""), port
+        assert not port.resumes or (grpc and edge == "grpcio"), port

@@ -30,6 +30,7 @@ from tests.serve.support.asking import DOCUMENT, Asking, secret, sha256_of
 from tests.serve.support.client import OPTIONS
 
 LISTENERS = ("tokens", "mtls", "internal")
+HTTP = "http-tokens"  # MessageService's
 NODE = f"{CLUSTER_URI}/role/node"
 ATTEMPTS = 5  # of topic t: what only who may see it is told
 WILD = ("*", ".*", "m.", "m*", "^mail$", "?")
@@ -88,7 +89,8 @@ class World:
 
     def port(self, listener: str, node: int = 0) -> int:
         ports = self.cluster._ports
-        at = {"tokens": ports.grpc, "mtls": ports.mtls, "internal": ports.internal, "peer": ports.peer}
+        at = {"tokens": ports.grpc, "mtls": ports.mtls, "internal": ports.internal, "peer": ports.peer,
+              HTTP: ports.http_tokens}  # fmt: skip
         return at[listener][node]
 
     def channel(self, listener: str, client: Issued | None = None, roots: bytes | None = None) -> grpc.Channel:
