@@ -20,7 +20,7 @@ from tests.doors.support.asking import SERVICE, Asking, Node
 SEED = int(os.environ.get("DELAY_FUZZ_SEED", "1"))
 CASES = int(os.environ.get("DELAY_FUZZ_HTTP_CASES", "600"))
 THREADS, ANSWER_S = 8, 0.5
-REFUSALS = {400, 404, 405, 408, 413, 414, 415, 417, 426, 431, 501, 505}
+REFUSALS = {400, 404, 405, 408, 413, 414, 415, 417, 426, 429, 431, 501, 504, 505}
 METHODS = ("Send", "Receive", "Ack", "Cancel", "ListPending", "ReceiveStream")
 PIECES = (
     b"\r\n", b"\n", b"\r", b"\x00", b" ", b":", b"0\r\n\r\n", b"ffffffffffffffff\r\n", b"-1", b"\xff\xfe", b"HTTP/9.9",

@@ -20,7 +20,7 @@ from importlib import resources
 from typing import Any, Final
 
 import grpc
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from cryptography import x509
 from delayapi.certificates import names_of
 from delayapi.errors import CODES
@@ -150,6 +150,8 @@ class HttpDoor:
             return _refusal(as_refused(error))
         except _TimeOver:
             return _error("deadline_exceeded", "connect-timeout-ms is over", 504)
+        except ClientConnectionResetError:
+            raise  # the client has gone while it was answered: aiohttp knows
         except Exception as error:
             context = {"message": "a call over HTTP has failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
