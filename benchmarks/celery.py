@@ -1,29 +1,47 @@
-"""Celery tasks that wait: `python -m benchmarks.celery --tasks 100000 --ahead 3600 delaycluster://HOST:PORT redis://HOST`.
+"""Celery's tasks that wait, by broker: `python -m benchmarks.celery`, less than twelve minutes on two quiet cores.
 
-For each broker, which runs already and is empty: a worker, tasks sent with one eta, what the worker's processes hold in
-memory before the eta, and how late the tasks run. DelayCluster needs the topic `celery`; Redis the package `redis`.
+For each broker, which is started empty and keeps what it has acknowledged on its disk: a worker, tasks sent with one
+eta, what the worker's processes hold in memory before it, and how late the tasks run. Then some tasks with an eta for a
+worker that is killed before it, and another one that takes its place. Redis and RabbitMQ are Debian's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from importlib.metadata import requires
 from pathlib import Path
 
 import delayclient.celery  # noqa: F401
 import numpy as np
 from celery import Celery
+from delaylocal import LocalCluster, ports
+from delayregistry.model import TopicSpec
+from numpy.typing import NDArray
 
-from benchmarks.peers.processes import descendants
+from benchmarks.peers import redis
+from benchmarks.peers.processes import Failed, Missing, await_ready, build, descendants, program, running
+
+KILLED_TASKS, KILLED_AHEAD_S, KILLED_WAIT_S = 1_000, 30.0, 30.0
+START_S = 8.0  # of a worker
+SENT_A_SECOND = 1_200  # at least, by which a run's eta is chosen
 
 app = Celery("bench", broker=os.environ.get("BROKER"))
-app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
+app.conf.update(
+    task_ignore_result=True, broker_connection_retry_on_startup=True,
+    broker_transport_options={"confirm_publish": True},  # RabbitMQ: a task is sent once the broker has it
+)  # fmt: skip
 
 
 @app.task(name="note")
@@ -32,6 +50,60 @@ def note(due_s: float) -> None:
         log.write(np.float64(time.time() - due_s).tobytes())
 
 
+# ---------------------------------------------------------------- brokers
+@contextmanager
+def delaycluster(scratch: Path) -> Iterator[str]:
+    with LocalCluster(scratch / "cluster", nodes=1, topics=[TopicSpec("celery", 8)]) as cluster:
+        cluster.wait_ready()
+        yield f"delaycluster://{cluster.endpoints[0]}"
+
+
+@contextmanager
+def by_redis(scratch: Path) -> Iterator[str]:
+    wanted = next(one for one in requires("kombu") or () if one.endswith('extra == "redis"')).partition(";")[0]
+    kept = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "delaycluster" / "celery-redis"
+    if not kept.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", kept, wanted]
+        build(command, "pip can't fetch Redis's client")
+    sys.path.append(str(kept))
+    os.environ["PYTHONPATH"] = str(kept)
+    (data := scratch / "redis").mkdir()
+    with redis.start(data, scratch) as server:
+        yield f"redis://{server.address}"
+
+
+@contextmanager
+def rabbitmq(scratch: Path) -> Iterator[str]:
+    found = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # which changes no user, as the one on PATH does
+    server = program(lambda: str(found) if found.exists() else None, "rabbitmq-server")
+    port, distribution, epmd = ports.choose(0, 3).grpc
+    environment = {
+        "RABBITMQ_NODENAME": f"bench{port}@localhost", "RABBITMQ_NODE_PORT": str(port), "HOME": str(scratch),
+        "RABBITMQ_DIST_PORT": str(distribution), "ERL_EPMD_PORT": str(epmd), "RABBITMQ_NODE_IP_ADDRESS": ports.HOST,
+        "RABBITMQ_MNESIA_BASE": str(scratch / "data"), "RABBITMQ_LOG_BASE": str(scratch / "logs"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(scratch / "plugins"), "RABBITMQ_PID_FILE": str(scratch / "pid"),
+    }  # fmt: skip
+    names = program(lambda: shutil.which("epmd"), "erlang-base")
+    log = scratch / "rabbitmq.log"
+    with (
+        running([names, "-port", str(epmd), "-address", ports.HOST], log),
+        running([server], log, env=environment) as process,
+    ):
+        await_ready(process, log, partial(listens, port))
+        yield f"amqp://guest:guest@{ports.HOST}:{port}"
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return not tried.connect_ex((ports.HOST, port))
+
+
+BROKERS: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "delaycluster": delaycluster, "redis": by_redis, "rabbitmq": rabbitmq,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- workers
 def held_bytes(root: int) -> int:
     """Proportional memory of a process and all below it."""
     parents, total = {}, 0
@@ -49,53 +121,92 @@ def held_bytes(root: int) -> int:
     return total
 
 
-def measure(broker: str, tasks: int, ahead_s: float, threads: int, scratch: Path) -> str:
-    late = scratch / "late"
-    late.write_bytes(b"")
-    app.conf.broker_url = broker
+@contextmanager
+def worker(broker: str, late: Path) -> Iterator[int]:
+    """Its pid. It is killed in the end, with all its processes."""
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.celery", "worker", "-c", "2", "-l", "WARNING"]
     environment = os.environ | {"BROKER": broker, "LATE": str(late)}
-    with open(scratch / "worker.log", "wb") as said:
-        worker = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    with open(late.with_suffix(".log"), "ab") as said:
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
     try:
-        time.sleep(8)
-        idle, begun_s = held_bytes(worker.pid), time.time()
-        due_s = begun_s + ahead_s
-        with ThreadPoolExecutor(threads) as pool:
-            for sent in [pool.submit(note.apply_async, (due_s,), countdown=due_s - time.time()) for _ in range(tasks)]:
-                sent.result()
-        sent_s = time.time() - begun_s
-        if time.time() > due_s - 5:
-            raise SystemExit(f"{broker}: {tasks} tasks took {sent_s:.0f} s to send: give a longer --ahead")
-        time.sleep(due_s - 4 - time.time())
-        waiting = held_bytes(worker.pid)
-        end_s = time.monotonic() + 60 + tasks / 100
-        while late.stat().st_size < tasks * 8 and time.monotonic() < end_s:
-            time.sleep(0.2)
-        found = np.frombuffer(late.read_bytes(), np.float64) * 1000
-        p50, p99 = np.percentile(found, (50, 99)) if len(found) else (np.nan, np.nan)
-        early = int((found < 0).sum())
-        return (
-            f"{broker.partition(':')[0]}: {tasks / sent_s:,.0f} sent a second; worker {idle / 2**20:.0f} MiB idle, "
-            f"{waiting / 2**20:.0f} MiB with {tasks:,} waiting; {len(found):,} ran, {early} early, "
-            f"late p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, last {found.max(initial=0):,.0f} ms"
-        )
+        time.sleep(START_S)
+        yield process.pid
     finally:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def send(tasks: int, due_s: float, threads: int) -> float:
+    """How long it took, s."""
+    begun_s = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool:
+        for sent in [pool.submit(note.apply_async, (due_s,), countdown=due_s - time.time()) for _ in range(tasks)]:
+            sent.result()
+    if time.time() > due_s - 5:
+        raise SystemExit(f"{tasks:,} tasks took {time.monotonic() - begun_s:.0f} s to send: give a longer --ahead")
+    return time.monotonic() - begun_s
+
+
+def late_ms(late: Path, tasks: int, wait_s: float) -> NDArray[np.float64]:
+    """How late tasks ran, in the order in which they did, once there are so many or the wait is over."""
+    end_s = time.monotonic() + wait_s
+    while late.stat().st_size < tasks * 8 and time.monotonic() < end_s:
+        time.sleep(0.2)
+    return np.frombuffer(late.read_bytes(), np.float64) * 1000
+
+
+def described(found: NDArray[np.float64], tasks: int) -> str:
+    if not len(found):
+        return f"none of {tasks:,} ran"
+    p50, p99 = np.percentile(found, (50, 99))
+    early = int((found < 0).sum())
+    return (
+        f"{len(found):,} of {tasks:,} ran, {early} early; late p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, "
+        f"last {found.max():,.0f} ms"
+    )
+
+
+def measure(name: str, tasks: int, ahead_s: float, threads: int, scratch: Path) -> None:
+    with BROKERS[name](scratch) as broker:
+        app.conf.broker_url = broker
+        (late := scratch / "late").touch()
+        with worker(broker, late) as pid:
+            idle, due_s = held_bytes(pid), time.time() + ahead_s
+            sent_s = send(tasks, due_s, threads)
+            time.sleep(max(0.0, due_s - 4 - time.time()))
+            waiting = held_bytes(pid)
+            found = late_ms(late, tasks, due_s - time.time() + 60 + tasks / 500)
+        print(
+            f"{name}: {tasks / sent_s:,.0f} sent a second; worker {idle / 2**20:.0f} MiB idle, {waiting / 2**20:.0f} "
+            f"MiB with {tasks:,} waiting; {described(found, tasks)}", flush=True,
+        )  # fmt: skip
+        (killed := scratch / "killed").touch()
+        with worker(broker, killed):
+            due_s = time.time() + KILLED_AHEAD_S
+            send(KILLED_TASKS, due_s, threads)
+            time.sleep(max(0.0, due_s - 15 - time.time()))
+        with worker(broker, killed):
+            found = late_ms(killed, KILLED_TASKS, due_s - time.time() + KILLED_WAIT_S)
+        print(f"{name}, a worker killed 15 s before: {described(found, KILLED_TASKS)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("brokers", nargs="+", metavar="URL")
+    parser.add_argument("brokers", nargs="*", metavar="BROKER", help=f"{', '.join(BROKERS)}; by default all")
     parser.add_argument("--tasks", type=int, default=100_000)
-    parser.add_argument("--ahead", type=float, default=3_600.0, metavar="SECONDS", help="from the first one sent")
+    parser.add_argument("--ahead", type=float, metavar="SECONDS", help=f"by default 10 + tasks / {SENT_A_SECOND}")
     parser.add_argument("--threads", type=int, default=8, help="that send")
     options = parser.parse_args()
+    if wrong := set(options.brokers) - BROKERS.keys():
+        parser.error(f"no such broker: {', '.join(wrong)}; there are {', '.join(BROKERS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds: a worker left behind would take the next tasks
-    for broker in options.brokers:
+    for name in options.brokers or BROKERS:
+        ahead_s = options.ahead or 10 + options.tasks / SENT_A_SECOND
         with tempfile.TemporaryDirectory(prefix="delay-celery-") as scratch:
-            print(measure(broker, options.tasks, options.ahead, options.threads, Path(scratch)), flush=True)
+            try:
+                measure(name, options.tasks, ahead_s, options.threads, Path(scratch))
+            except (Missing, Failed) as error:
+                print(f"{name}: {error}", flush=True)
 
 
 if __name__ == "__main__":
