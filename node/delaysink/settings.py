@@ -23,7 +23,7 @@ MAX_ATTEMPTS: Final = 1_000
 MAX_TIMEOUT_MS: Final = 10 * 60_000
 MAX_HEADERS: Final = 32
 MAX_ALLOWED: Final = 64
-OPERATORS_FIELDS: Final = frozenset({"cluster", "replicas", "resources", "podLabels"})
+OPERATORS_FIELDS: Final = frozenset({"cluster", "replicas", "resources"})
 """Of the spec: the process itself has no use for them."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TOPIC: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from delayoperator.handlers import routes
-from delayoperator.kube import caches, kinds
+from delayoperator.kube import caches, kinds, sinks
 from delayoperator.kube.kinds import ObjectKind
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.view import RebalanceJobSpec
@@ -90,7 +90,9 @@ def asked_for() -> set[Right]:
         found |= of(kind, "delete")
     for kind in (kinds.DELAY_CLUSTER, *caches.CACHED):
         found |= of(kind, "list", "watch")
-    for kind in caches.REFERRING:
+    for kind in sinks.MADE:
+        found |= of(kind, "get", "create", "patch")
+    for kind in (*caches.REFERRING, kinds.DELAY_SINK):
         found |= of(kind, "patch", part="/status")
     if not routes.settings().scanning.disabled:  # kopf looks out for definitions that come later
         found |= {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}

@@ -17,6 +17,7 @@ from delaylocal import LocalCluster
 from delayoperator.crds.convert import desired_of
 from delayoperator.crds.schedule_convert import wanted
 from delayregistry.model import ClusterSpec, TopicSpec
+from delaysink.document import read_file
 
 from tests.chart.places import CHART, EXAMPLES, Json, custom_schema, documents, project, read
 from tests.chart.schemas import faults
@@ -59,6 +60,15 @@ def test_a_schedule_is_accepted_by_the_api_server_and_by_the_operator(schedule: 
     assert by_schema == by_rules == []
     schedule["metadata"]["namespace"] = "default"
     assert wanted(schedule).topic == "reports"
+
+
+def test_the_sink_is_accepted_by_the_api_server_and_by_its_process() -> None:
+    path = EXAMPLES / "webhook/sink.yaml"
+    (sink,) = documents(path.read_text())
+    assert list(faults(sink, custom_schema("DelaySink"), closed=True)) == []
+    assert refusals(custom_schema("DelaySink"), sink)[1:] == ([], [])
+    assert read_file(path).topic == "order-timeouts"
+    assert len([line for line in path.read_text().splitlines() if not line.startswith("#")]) <= 10
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_the_columns_name_fields_that_there_are(kind: CrdKind) -> None:
 def test_names_and_subresources() -> None:
     assert [(kind.plural, kind.short) for kind in KINDS] == [
         ("delayclusters", "dlc"), ("delayshards", "dsh"), ("delayrebalances", "drb"),
-        ("delayusers", "dlu"), ("delaytopics", "dlt"), ("delayschedules", "dls"),
+        ("delayusers", "dlu"), ("delaytopics", "dlt"), ("delayschedules", "dls"), ("delaysinks", "dlk"),
     ]  # fmt: skip
     for kind in KINDS:
         assert "status" in kind.manifest()["spec"]["versions"][0]["subresources"]

@@ -53,6 +53,7 @@ KINDS = (
     Kind("delaycluster.io", "v1alpha1", "delayrebalances", "DelayRebalance", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayschedules", "DelaySchedule", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayshards", "DelayShard", status=True),
+    Kind("delaycluster.io", "v1alpha1", "delaysinks", "DelaySink", status=True),
     Kind("delaycluster.io", "v1alpha1", "delaytopics", "DelayTopic", status=True),
     Kind("delaycluster.io", "v1alpha1", "delayusers", "DelayUser", status=True),
     Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),

@@ -14,6 +14,7 @@ from delayoperator.crds.cluster import DelayCluster
 from delayoperator.crds.rebalance import DelayRebalance
 from delayoperator.crds.schedule import DelaySchedule
 from delayoperator.crds.shard import DelayShard
+from delayoperator.crds.sink import DelaySink
 from delayoperator.crds.structural import structural
 from delayoperator.crds.topic import DelayTopic
 from delayoperator.crds.user import DelayUser
@@ -212,4 +213,24 @@ SCHEDULE: Final = CrdKind(
     ),
 )
 
-KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER, TOPIC, SCHEDULE)
+SINK: Final = CrdKind(
+    DelaySink,
+    "dlk",
+    (
+        Column("Cluster", ".spec.cluster.name", "The DelayCluster."),
+        Column("Topic", ".spec.topic", "The topic that is delivered."),
+        Column("Pods", ".status.replicas", "Pods that are there.", "integer"),
+        Column("Ready", _ready("status"), "Whether it delivers."),
+        Column("Status", _ready("reason"), "Why, or why not."),
+        _AGE,
+        Column("URL", ".spec.http.url", "Where to.", wide=True),
+        Column("Message", _ready("message"), "The status in words.", wide=True),
+    ),
+    scale={
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    },
+)
+
+KINDS: Final = (CLUSTER, SHARD, REBALANCE, USER, TOPIC, SCHEDULE, SINK)

@@ -20,8 +20,10 @@ from delayoperator.kube.kinds import (
     CLAIM,
     DELAY_REBALANCE,
     DELAY_SCHEDULE,
+    DELAY_SINK,
     DELAY_TOPIC,
     DELAY_USER,
+    DEPLOYMENT,
     JOB,
     LEASE,
     OPTIONAL,
@@ -34,8 +36,10 @@ GRACE_S = 15.0
 SILENT_S = BOOKMARK_S + GRACE_S  # a watch that has told of nothing for so long is given up
 FORBIDDEN_S = 10.0  # rounds list meanwhile, and say so where they may not either
 REFERRING = frozenset({DELAY_SCHEDULE, DELAY_TOPIC, DELAY_USER})  # in any namespace
-BY_SPEC = REFERRING | {DELAY_REBALANCE}  # people make them, without a label; spec.cluster says whose
-CACHED = (*OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_SCHEDULE, DELAY_TOPIC, DELAY_USER)
+BY_SPEC = REFERRING | {DELAY_REBALANCE, DELAY_SINK}  # people make them, without a label; spec.cluster says whose
+CACHED = (
+    *OWNED, POD, CLAIM, JOB, DEPLOYMENT, DELAY_REBALANCE, DELAY_SCHEDULE, DELAY_SINK, DELAY_TOPIC, DELAY_USER,
+)  # fmt: skip
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
 """A cluster's objects at one moment. A kind that is missing is not known, and has to be listed."""
@@ -109,7 +113,7 @@ class ObjectCaches:
             client, path, log, BOOKMARK_S, GRACE_S,
             query={} if by_spec else LABELLED,
             key_of=referred_cluster if by_spec else labelled_key,
-            optional=by_spec or kind in OPTIONAL, forbidden_s=FORBIDDEN_S,
+            optional=by_spec or kind in OPTIONAL or kind is DEPLOYMENT, forbidden_s=FORBIDDEN_S,
         )  # fmt: skip
 
 

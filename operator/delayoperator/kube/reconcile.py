@@ -43,6 +43,7 @@ from delayoperator.kube.pod_restarter import PodRestarter
 from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.schedules import ScheduleKeeper
 from delayoperator.kube.shards import ShardsThread
+from delayoperator.kube.sinks import Sinks, SinksResult
 from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted, with_topics
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
 from delayoperator.kube.topics import Topics
@@ -123,6 +124,7 @@ class ClusterReconciler:
         self._topics = Topics(api, registry, namespace, name, clock, namespaces)
         self._schedules = ScheduleKeeper(api, registry, namespace, name, clock, namespaces)
         self._users = Users(api, namespace, name, clock, namespaces)
+        self._sinks = Sinks(api, namespace, name, clock)
         self._applier = Applier(api, self.record_event)
         self._authority = OwnAuthority(api, clock, self.record_event)
         self._restarter = PodRestarter(api, self.record_event)
@@ -237,6 +239,8 @@ class ClusterReconciler:
                 )
                 errors += failed
             outcome.problems += [problem(error) for error in errors]
+        sinks = SinksResult() if paused else self._sinks.reconcile(held, view)
+        outcome.problems += sinks.problems
         observation = ClusterObservation(
             name=self._name,
             wanted_nodes=desired.cluster.nodes,
@@ -262,9 +266,12 @@ class ClusterReconciler:
         result = self._finish(body, observation, outcome, live, view.image)
         return replace(
             result,
-            wrote=result.wrote or rebalanced.wrote,
+            wrote=result.wrote or rebalanced.wrote or sinks.wrote,
             soon=settled is not counted,
-            again_s=min((it for it in (rebalanced.again_s, topics_s, schedules_s) if it is not None), default=None),
+            again_s=min(
+                (it for it in (rebalanced.again_s, topics_s, schedules_s, sinks.again_s) if it is not None),
+                default=None,
+            ),
         )
 
     def _rebalance(

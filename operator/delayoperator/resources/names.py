@@ -111,6 +111,17 @@ def job_labels(cluster: str) -> dict[str, str]:
     return {**labels(cluster), **job_selector(cluster)}
 
 
+def sink_selector(cluster: str) -> dict[str, str]:
+    """The pods of all DelaySinks of the cluster."""
+    return {CLUSTER_LABEL: cluster, "app.kubernetes.io/component": "sink"}
+
+
+def client_pods(cluster: str) -> Json:
+    """A selector of the cluster's own pods that are its clients: the rebalance job's, and the sinks'."""
+    component = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["rebalance", "sink"]}
+    return {"matchLabels": {CLUSTER_LABEL: cluster}, "matchExpressions": [component]}
+
+
 def owner(view: ClusterView) -> Json:
     return {
         "apiVersion": API_VERSION,

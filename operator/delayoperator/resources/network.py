@@ -12,7 +12,7 @@ def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
     """What no rule names comes from nobody. The kubelet's probes come from the pod's own machine, which Kubernetes
     always lets in."""
     nodes = {"podSelector": {"matchLabels": names.selector(view.name)}}
-    ours = [nodes, {"podSelector": {"matchLabels": names.job_selector(view.name)}}]
+    ours = [nodes, {"podSelector": names.client_pods(view.name)}]
     if view.operator_namespace:
         ours.append(_operator_in(view.operator_namespace))
     secured = bool(view.metrics_authentication)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from delayclient.admin.admin import Admin
 from delayclient.consumer.consumer import Consumer
@@ -27,6 +28,7 @@ from tests.sinks.support.processes import SinkProcess
 from tests.sinks.support.receiver import Answer, Receiver, Request, drip, status
 
 COUNT = int(os.environ.get("DELAY_SINK_DELIVERIES", "150"))
+PATIENCE_S = 120 + COUNT / 10
 SEED = int(os.environ.get("DELAY_SINK_SEED", "21"))
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 SECOND = "whsec_" + base64.b64encode(b"t" * 32).decode()
@@ -77,6 +79,7 @@ def spec_of(topic: str, url: str, **more: Any) -> dict[str, Any]:
     return {"topic": topic, "http": http, **more}
 
 
+@pytest.mark.timeout(300 + COUNT / 4)
 def test_each_message_arrives_whatever_the_receiver_does(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
     """Two processes share the group; one is killed in the middle, and another takes its place."""
     (tmp_path / "hook").mkdir()
@@ -89,9 +92,9 @@ def test_each_message_arrives_whatever_the_receiver_does(cluster: LocalCluster, 
             sinks = [SinkProcess(tmp_path, cluster.endpoints[0], "s", spec) for _ in range(3)]
             sent = await producer.send_batch(topic, [b"%d" % at for at in range(COUNT)], delay_ms=1_000)
             async with sinks[0], sinks[1], sinks[2]:
-                await receiver.wait_for(COUNT // 4)
+                await receiver.wait_for(COUNT // 4, PATIENCE_S)
                 await sinks[0].end(signal.SIGKILL)
-                await asyncio.wait_for(liar.done.wait(), 120 + COUNT / 20)
+                await asyncio.wait_for(liar.done.wait(), PATIENCE_S)
                 assert liar.taken == set(sent.handles), f"seed {SEED}"
                 assert [await it.end() for it in sinks[1:]] == [0, 0]
             async with Admin(cluster.endpoints[0]) as admin:
