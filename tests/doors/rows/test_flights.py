@@ -109,7 +109,11 @@ def test_flights_through_each_door_are_accounted_for_while_a_node_is_killed(
             now = int(time.time() * 1_000)
             delivered.extend((one.properties["flight"], one.due.ToMilliseconds(), now) for one in deliveries)
             if deliveries:
-                client.call("Ack", receipts=[one.receipt for one in deliveries])
+                try:
+                    client.call("Ack", receipts=[one.receipt for one in deliveries])
+                except CallFailed as error:  # all leases may have ended on a slow machine: they come again
+                    if error.reason != "LEASE_OVER":
+                        raise
 
         def poll(number: int) -> None:
             client = Client(nodes[number:] + nodes[:number], WIRES[number])
