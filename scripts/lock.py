@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "locks"
 EXTRAS: Final = {  # by lock. The first has all packages; the others take the same versions of them
     "dev": ("dev",),  # .venv
-    "node": ("kubernetes",),  # images, and below
-    "operator": ("operator",),
+    "node": ("kubernetes", "sinks"),  # images, and below
+    "operator": ("operator", "sinks"),
     "rebalance": ("operator", "spark"),
 }
 BUILD: Final = "build"  # what builds wheels: pip and the build systems

@@ -13,7 +13,8 @@ from delayclient.routing.routing import Cluster
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delaysink.http_target import HttpTarget
-from delaysink.settings import BadSink, HttpSettings, SinkSettings
+from delaysink.nats_target import NatsTarget
+from delaysink.settings import HttpSettings, NatsSettings, SinkSettings
 from delaysink.sink import Log, Sink
 from delaysink.target import SinkTarget
 
@@ -23,8 +24,8 @@ def new_target(settings: SinkSettings, secrets: Path) -> SinkTarget:
     match settings.target:
         case HttpSettings() as http:
             return HttpTarget(http, secrets, settings.max_concurrency)
-        case _:
-            raise BadSink("spec: only http is served so far")
+        case NatsSettings() as nats:
+            return NatsTarget(nats, secrets)
 
 
 async def run_sink(settings: SinkSettings, secrets: Path, cluster: Cluster, address: str, log: Log) -> None:

@@ -88,26 +88,13 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaSettings:
-    """properties: librdkafka's. secret: a file of more of them, NAME=VALUE lines."""
-
-    bootstrap_servers: str
-    topic: str
-    properties: Mapping[str, str]
-    secret: SecretKey | None
-    timeout_ms: int
-
-    @property
-    def secrets(self) -> tuple[SecretKey | None, ...]:
-        return (self.secret,)
-
-
-@dataclass(frozen=True, slots=True)
 class NatsSettings:
-    """subject: of JetStream. credentials: a .creds file."""
+    """subject: of JetStream. source, type: CloudEvents' attributes. credentials: a .creds file."""
 
     servers: tuple[str, ...]
     subject: str
+    source: str
+    type: str
     credentials: SecretKey | None
     timeout_ms: int
 
@@ -116,7 +103,7 @@ class NatsSettings:
         return (self.credentials,)
 
 
-TargetSettings: TypeAlias = HttpSettings | KafkaSettings | NatsSettings
+TargetSettings: TypeAlias = HttpSettings | NatsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +238,10 @@ def read_settings(name: str, spec: Mapping[str, Any]) -> SinkSettings:
     topic = reader.text("topic", _TOPIC, says="a topic's name: a-z, 0-9 and '-', at most 50")
     if not topic:
         raise reader.bad("topic", "it is empty")
-    targets = [it for it in ("http", "kafka", "nats") if spec.get(it) is not None]
+    targets = [it for it in ("http", "nats") if spec.get(it) is not None]
     if len(targets) != 1:
-        raise BadSink(f"spec: it must have one of http, kafka and nats, and has {' and '.join(targets) or 'none'}")
-    read: dict[str, Callable[[_Reader, str, str], TargetSettings]] = {"http": _http, "kafka": _kafka, "nats": _nats}
+        raise BadSink(f"spec: it must have one of http and nats, and has {' and '.join(targets) or 'none'}")
+    read: dict[str, Callable[[_Reader, str, str], TargetSettings]] = {"http": _http, "nats": _nats}
     inner = {it: reader.inner(it) for it in read}[targets[0]]
     assert inner is not None
     target = read[targets[0]](inner, cluster_name, topic)
@@ -315,8 +302,8 @@ def _http(reader: _Reader, cluster: str, topic: str) -> HttpSettings:
         mode=mode,
         headers=headers,
         content_type=reader.text("contentType", _CONTENT_TYPE, "application/octet-stream", "a media type"),
-        source=reader.text("source", _PLAIN_TEXT, f"urn:delaycluster:{cluster}:{topic}", "a URI"),
-        type=reader.text("type", _PLAIN_TEXT, "io.delaycluster.message", "a text without spaces, at most 512"),
+        source=_source(reader, cluster, topic),
+        type=_type(reader),
         timeout_ms=reader.duration("timeout", "15s", MAX_TIMEOUT_MS),
         signing=reader.secret("signing"),
         authorization=reader.secret("authorization"),
@@ -326,17 +313,12 @@ def _http(reader: _Reader, cluster: str, topic: str) -> HttpSettings:
     )
 
 
-def _kafka(reader: _Reader, cluster: str, topic: str) -> KafkaSettings:
-    servers = reader.text("bootstrapServers", _PLAIN_TEXT, says="HOST:PORT, several with commas between")
-    if not servers:
-        raise reader.bad("bootstrapServers", "it is empty")
-    return KafkaSettings(
-        servers,
-        reader.text("topic", re.compile(r"[a-zA-Z0-9._-]{1,249}"), topic, "a topic's name of Kafka") or topic,
-        reader.pairs("properties", 64),
-        reader.secret("moreProperties"),
-        reader.duration("timeout", "30s", MAX_TIMEOUT_MS),
-    )
+def _source(reader: _Reader, cluster: str, topic: str) -> str:
+    return reader.text("source", _PLAIN_TEXT, f"urn:delaycluster:{cluster}:{topic}", "a URI")
+
+
+def _type(reader: _Reader) -> str:
+    return reader.text("type", _PLAIN_TEXT, "io.delaycluster.message", "a text without spaces, at most 512")
 
 
 def _nats(reader: _Reader, cluster: str, topic: str) -> NatsSettings:
@@ -346,6 +328,8 @@ def _nats(reader: _Reader, cluster: str, topic: str) -> NatsSettings:
     return NatsSettings(
         servers,
         reader.text("subject", re.compile(r"[!-)+-=?-~]{1,255}"), topic, "a subject without wildcards") or topic,
+        _source(reader, cluster, topic),
+        _type(reader),
         reader.secret("credentials"),
         reader.duration("timeout", "10s", MAX_TIMEOUT_MS),
     )

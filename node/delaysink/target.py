@@ -1,4 +1,4 @@
-"""The interface that a sink delivers through: by HTTP, to Kafka, to NATS."""
+"""The interface that a sink delivers through: by HTTP, or to NATS."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ BAD: list[tuple[Json, str]] = [
     ({"http": {"url": "http://10.0.0.1/"}}, "spec.http.url: 10.0.0.1 is private"),
     ({"http": {"url": "https://example.com/", "timeout": "1h"}}, "spec.http.timeout"),
     ({"http": {"url": "https://example.com/", "allow": ["10.0.0.1/8"]}}, "spec.http.allow"),
-    ({"deadLetters": {"topic": "orders"}}, "spec.deadLetters.topic"),
+    ({"deadLetters": {"topic": "orders"}, "http": {"allow": None, "timeout": None}}, "spec.deadLetters.topic"),
 ]
 
 

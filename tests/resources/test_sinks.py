@@ -82,5 +82,6 @@ def test_each_field_of_the_definition_is_one_that_the_process_reads() -> None:
     filled["resources"] = {"limits": {"memory": "1Gi"}}
     assert DelaySinkSpec.model_validate(filled).http.from_message == ["Url"]
     assert len(read_settings("s", filled).secrets) == 3
+    assert DelaySinkSpec.model_validate(filled).nats is None
     known = {field.alias for field in DelaySinkSpec.model_fields.values()}
-    assert known == filled.keys() | {"resources"}
+    assert known == filled.keys() | {"nats"}

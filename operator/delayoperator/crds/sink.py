@@ -1,4 +1,4 @@
-"""DelaySink: a topic delivered by HTTP, by pods that the operator makes.
+"""DelaySink: a topic delivered by HTTP or to NATS, by pods that the operator makes.
 
 The schema has the shape alone: what a value means is judged by `delaysink.settings`, as the process itself does it.
 """
@@ -40,10 +40,14 @@ MAX_REPLICAS = 100
 MAX_SINK_NAME = 50  # its pods' names are longer
 _SECRET_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
+_SERVER = r"^(nats|tls)://[!-~]+$"
 _NAMED = rule(
     f"self.metadata.name.size() <= {MAX_SINK_NAME} && self.metadata.name.matches('^[a-z0-9-]+$')",
     f"a DelaySink's name has at most {MAX_SINK_NAME} of a-z, 0-9 and '-'",
 )
+
+
+_ONE_TARGET = rule("has(self.http) != has(self.nats)", "it has either http or nats")
 
 
 class SinkReason(StrEnum):
@@ -135,6 +139,25 @@ class HttpSinkModel(Model):
     )
 
 
+class NatsSinkModel(Model):
+    """To which stream of NATS JetStream messages go, as CloudEvents with Nats-Msg-Id."""
+
+    servers: list[Annotated[StrictStr, Field(pattern=_SERVER, max_length=263)]] = Field(
+        min_length=1, max_length=16, description="Such as nats://nats.example.com:4222.", json_schema_extra=ATOMIC
+    )
+    subject: Annotated[StrictStr, Field(max_length=255)] | None = Field(
+        None, description="Of a stream; without wildcards. Absent: the topic's name."
+    )
+    source: Annotated[StrictStr, Field(max_length=512)] | None = Field(
+        None, description="CloudEvents' source; absent: urn:delaycluster:CLUSTER:TOPIC."
+    )
+    type: Annotated[StrictStr, Field(max_length=512)] | None = Field(
+        None, description="CloudEvents' type; absent: io.delaycluster.message."
+    )
+    credentials: SecretSource | None = Field(None, description="A .creds file; absent: none is shown.")
+    timeout: Duration = Field("10s", description="How long NATS may take to store it; 10m at most.")
+
+
 class SinkDeadLetters(Model):
     """When a message is given up, and where it goes then."""
 
@@ -156,7 +179,7 @@ class SinkResources(Model):
 class DelaySinkSpec(Model):
     """What is delivered, and where to."""
 
-    model_config = ConfigDict(json_schema_extra=rules(FIXED_CLUSTER))
+    model_config = ConfigDict(json_schema_extra=rules(FIXED_CLUSTER, _ONE_TARGET))
 
     cluster: SinkCluster = Field(description="The DelayCluster that has the topic. Can't be changed.")
     topic: Annotated[StrictStr, Field(pattern=TOPIC_NAME, max_length=50)] = Field(description="The topic.")
@@ -166,7 +189,8 @@ class DelaySinkSpec(Model):
     tags: list[Annotated[StrictStr, Field(max_length=255)]] | None = Field(
         None, max_length=64, description="The group's tag filter; absent: all messages.", json_schema_extra=ATOMIC
     )
-    http: HttpSinkModel = Field(description="Where messages go by HTTP, and how.")
+    http: HttpSinkModel | None = Field(None, description="Where messages go by HTTP, and how.")
+    nats: NatsSinkModel | None = Field(None, description="To which stream of NATS they go instead.")
     max_concurrency: Int = Field(
         32, ge=1, le=MAX_CONCURRENCY, description="How many requests of one pod may be under way at once."
     )
@@ -193,8 +217,8 @@ class DelaySinkStatus(Model):
 
 
 class DelaySink(Model):
-    """Delivers a topic's due messages by HTTP, as a consumer group in pods of its own: signed, tried again through the
-    wheel, and only to addresses that it may reach.
+    """Delivers a topic's due messages by HTTP or to NATS, as a consumer group in pods of its own. What fails goes back
+    into the wheel. By HTTP it is signed, and goes only to addresses that the sink may reach.
     """
 
     model_config = ConfigDict(json_schema_extra=rules(_NAMED))

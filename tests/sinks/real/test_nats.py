@@ -1,0 +1,125 @@
+"""A sink to NATS JetStream, with the real server: $DELAY_NATS_SERVER, or `nats-server` on the PATH.
+
+go install github.com/nats-io/nats-server/v2@v2.14.0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from delayclient.admin.admin import Admin
+from delayclient.producer.producer import Producer
+from delaylocal import LocalCluster
+
+from tests.sinks.support.processes import SinkProcess
+
+SERVER = os.environ.get("DELAY_NATS_SERVER") or shutil.which("nats-server")
+pytestmark = pytest.mark.skipif(not SERVER, reason="there is no nats-server: $DELAY_NATS_SERVER says where it is")
+MAX_PAYLOAD = 10_000
+
+
+@contextmanager
+def server(folder: Path, port: int) -> Iterator[str]:
+    folder.mkdir(exist_ok=True)
+    config = folder / "nats.conf"
+    config.write_text(
+        f"listen: 127.0.0.1:{port}\nmax_payload: {MAX_PAYLOAD}\njetstream {{ store_dir: '{folder}/store' }}\n"
+    )
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen([str(SERVER), "-c", str(config)], stderr=log, stdout=log)
+    try:
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        found: int = free.getsockname()[1]
+        return found
+
+
+async def stored(url: str, count: int, timeout_s: float = 60) -> list[Any]:
+    """All messages of the stream, once there are so many."""
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if (await stream.stream_info("orders")).state.messages >= count:
+                break
+            await asyncio.sleep(0.1)
+    last = (await stream.stream_info("orders")).state.last_seq
+    found = [await stream.get_msg("orders", seq) for seq in range(1, last + 1)]
+    await client.close()
+    return found
+
+
+async def make_stream(url: str) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().add_stream(name="orders", subjects=["orders.due"])
+    await client.close()
+
+
+def test_each_message_is_stored_once_through_a_restart_of_nats(
+    cluster: LocalCluster, topic: str, tmp_path: Path, port: int
+) -> None:
+    count = 300
+    spec = {"topic": topic, "nats": {"servers": [f"nats://127.0.0.1:{port}"], "subject": "orders.due", "timeout": "3s"}}
+
+    async def main() -> None:
+        async with Producer(cluster.endpoints[0]) as producer:
+            with server(tmp_path / "nats", port) as url:
+                await make_stream(url)
+            # Nobody listens at first; then NATS is killed in the middle.
+            first = await producer.send_batch(topic, [b"%d" % at for at in range(count)], keys=["k"] * count)
+            async with SinkProcess(tmp_path, cluster.endpoints[0], "n", spec) as sink:
+                await sink.until(state="NotReachable")
+                with server(tmp_path / "nats", port) as url:
+                    await stored(url, 50)
+                second = await producer.send_batch(topic, [b"more"] * 100)
+                await asyncio.sleep(1)
+                with server(tmp_path / "nats", port) as url:
+                    found = await stored(url, count + 100, 180)
+                    await sink.until(120, delivered=count + 100)
+                    ids = [it.headers["Nats-Msg-Id"] for it in found]
+                    assert sorted(ids) == sorted([*first.handles, *second.handles])
+                    by_id = dict(zip(ids, found, strict=True))
+                    one = by_id[first.handles[7]]
+                    assert (one.data, one.subject, one.headers["ce-subject"]) == (b"7", "orders.due", "k")
+                    assert one.headers["ce-specversion"] == "1.0"
+
+    asyncio.run(main())
+
+
+def test_what_nats_never_takes_is_a_dead_letter_and_no_stream_is_said(
+    cluster: LocalCluster, topic: str, tmp_path: Path, port: int
+) -> None:
+    spec = {"topic": topic, "nats": {"servers": [f"nats://127.0.0.1:{port}"], "subject": "orders.due", "timeout": "2s"}}
+
+    async def main() -> None:
+        async with Producer(cluster.endpoints[0]) as producer:
+            with server(tmp_path / "nats", port):
+                await producer.send(topic, b"x" * (MAX_PAYLOAD + 1))
+                async with SinkProcess(tmp_path, cluster.endpoints[0], "n", spec) as sink:
+                    report = await sink.until(dead=1)
+                    assert "NATS takes 10,000 bytes at most" in report["failures"][-1]["why"]
+                    await producer.send(topic, b"small")
+                    report = await sink.until(failed=2)
+                    assert "no response from stream" in report["failures"][-1]["why"]
+                    assert await sink.end() == 0
+            async with Admin(cluster.endpoints[0]) as admin:
+                assert sum(it.dead for it in await admin.describe_group(topic, "n")) == 1
+
+    asyncio.run(main())
