@@ -12,7 +12,7 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClus
     """Two real nodes with topics for one test each, so that tests do not see each other's messages."""
     topics = [TopicSpec(f"{kind}{n}", 4) for kind in ("sdk", "cli") for n in range(10)]
     topics += [TopicSpec(f"sched{n}", 2) for n in range(5)]
-    topics += [TopicSpec("once", 4, deduplicate=True), TopicSpec("reports", 1)]
+    topics += [TopicSpec("once", 4, deduplicate=True), TopicSpec("reports", 1), TopicSpec("watched", 4)]
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, topics=topics) as cluster:
         cluster.wait_ready()
         yield cluster

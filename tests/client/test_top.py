@@ -70,16 +70,16 @@ def delayctl(*arguments: str, endpoint: str) -> Result:
 
 
 def test_two_looks_at_real_nodes(endpoint: str) -> None:
-    delayctl("produce", "cli7", "--count", "300", "--spread", "10m..20m", endpoint=endpoint)
-    delayctl("produce", "cli7", "--count", "6", endpoint=endpoint)
-    take = ("consume", "cli7", "--group", "mail", "--count", "4", "--timeout", "20")
+    delayctl("produce", "watched", "--count", "300", "--spread", "10m..20m", endpoint=endpoint)
+    delayctl("produce", "watched", "--count", "6", endpoint=endpoint)
+    take = ("consume", "watched", "--group", "mail", "--count", "4", "--timeout", "20")
     delayctl(*take, "--no-ack", "--invisible", "10m", endpoint=endpoint)
     deadline_s = time.monotonic() + 30
     while True:
         first, second = (
             json.loads(line)
             for line in delayctl(
-                "top", "cli7", "--count", "2", "--interval", "500ms", "--json", endpoint=endpoint
+                "top", "watched", "--count", "2", "--interval", "500ms", "--json", endpoint=endpoint
             ).stdout.splitlines()
         )
         if second["pending"] == 300 or time.monotonic() > deadline_s:
@@ -90,8 +90,8 @@ def test_two_looks_at_real_nodes(endpoint: str) -> None:
     group = second["groups"]["mail"]
     assert group["available"] + group["in_flight"] == 6
     assert group["in_flight"] >= 4
-    shown = delayctl("top", "cli7", "--interval", "500ms", endpoint=endpoint).stdout.splitlines()
-    assert [line.split()[0] for line in shown] == ["Topic,", "cli7", "mail"]
+    shown = delayctl("top", "watched", "--interval", "500ms", endpoint=endpoint).stdout.splitlines()
+    assert [line.split()[0] for line in shown] == ["Topic,", "watched", "mail"]
     assert "The next 60 minutes" in shown[0]
 
 
