@@ -21,10 +21,12 @@ COPIED = ("node", "operator", "edge", "locks", "pyproject.toml", "README.md", "L
 TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
+APPEND_NEXT = 16  # the new kind of frame
+
 EDITS: tuple[tuple[str, str, str], ...] = (
     (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 4", "OLDEST, NEWEST = 1, 5"),
     # ------------------------------------------------ frames
-    (f"{STORE}/log/frames.py", "    FIRE = 15\n", "    FIRE = 15\n    APPEND_NEXT = 16\n"),
+    (f"{STORE}/log/frames.py", "    FIRE = 15\n", f"    FIRE = 15\n    APPEND_NEXT = {APPEND_NEXT}\n"),
     (f"{STORE}/log/frames.py", "    FrameKind.FIRE: 4,\n", "    FrameKind.FIRE: 4, FrameKind.APPEND_NEXT: 5,\n"),
     (
         f"{STORE}/log/frames.py",

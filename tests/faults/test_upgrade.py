@@ -73,11 +73,11 @@ class Releases:
 
 
 def has_newer_appends(cluster: LocalCluster) -> bool:
-    """Whether some log on the disks has a frame that only the next release writes: kind 14."""
+    """Whether some log on the disks has a frame that only the next release writes."""
     for path in cluster.data.glob("n*/shards/*/log/0*"):
         data, at = path.read_bytes(), 0
         while at + 64 <= len(data) and data[at : at + 4] == b"DLYF":
-            if data[at + 12] == 14:
+            if data[at + 12] == nextversion.APPEND_NEXT:
                 return True
             at += int.from_bytes(data[at + 8 : at + 12], "little")
     return False
