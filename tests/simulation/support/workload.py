@@ -442,6 +442,20 @@ class Clients:
                 work = trigger_schedule(id_, None if kind > 0.87 else [now - interval, now])
             await self._quietly(view, f"schedule {id_}", work)
             await asyncio.sleep(rng.choice((0.1, 0.4, 1.5)))
+        for number in range(3):  # else the cluster never comes to rest
+            await self._end_schedule(view, f"s{number}")
+
+    async def _end_schedule(self, view: ShardView, id_: str) -> None:
+        for _ in range(50):
+            try:
+                await self.call(view, "schedule", delete_schedule(id_))
+                return
+            except Refused as refused:
+                if refused.reason == "UNKNOWN_SCHEDULE":
+                    return
+            except Timeout:
+                pass
+            await asyncio.sleep(0.1)
 
     def _fired(self, view: ShardView, body: bytes) -> bool:
         """Whether it is the message of a schedule."""
