@@ -13,8 +13,9 @@ from delayclient.routing.routing import Cluster
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delaysink.http_target import HttpTarget
+from delaysink.kafka_target import KafkaTarget
 from delaysink.nats_target import NatsTarget
-from delaysink.settings import HttpSettings, NatsSettings, SinkSettings
+from delaysink.settings import HttpSettings, KafkaSettings, NatsSettings, SinkSettings
 from delaysink.sink import Log, Sink
 from delaysink.target import SinkTarget
 
@@ -26,6 +27,8 @@ def new_target(settings: SinkSettings, secrets: Path) -> SinkTarget:
             return HttpTarget(http, secrets, settings.max_concurrency)
         case NatsSettings() as nats:
             return NatsTarget(nats, secrets)
+        case KafkaSettings() as kafka:
+            return KafkaTarget(kafka, secrets)
 
 
 async def run_sink(settings: SinkSettings, secrets: Path, cluster: Cluster, address: str, log: Log) -> None:

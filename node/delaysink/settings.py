@@ -29,6 +29,8 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _TOPIC: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
 _SECRET_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _CONTENT_TYPE: Final = re.compile(r"[\w!#$&^.+-]{1,80}/[\w!#$&^.+-]{1,80}( *; *[\w.-]+=[\w.\"-]+){0,4}", re.ASCII)
+_KAFKA_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_HOST_PORT: Final = re.compile(r"[!-+\--~]{1,255}:[0-9]{1,5}")
 _PLAIN_TEXT: Final = re.compile(r"[!-~]{1,512}")
 
 
@@ -103,7 +105,39 @@ class NatsSettings:
         return (self.credentials,)
 
 
-TargetSettings: TypeAlias = HttpSettings | NatsSettings
+class KafkaMechanism(StrEnum):
+    """How the sink proves to Kafka who it is."""
+
+    PLAIN = "Plain"
+    SCRAM_SHA_256 = "ScramSha256"
+    SCRAM_SHA_512 = "ScramSha512"
+
+    @property
+    def sasl_name(self) -> str:
+        return {"Plain": "PLAIN", "ScramSha256": "SCRAM-SHA-256", "ScramSha512": "SCRAM-SHA-512"}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """topic: of Kafka. source, type: CloudEvents' attributes. mechanism: None: it says no user."""
+
+    servers: tuple[str, ...]
+    topic: str
+    source: str
+    type: str
+    tls: bool
+    ca: SecretKey | None
+    mechanism: KafkaMechanism | None
+    username: str
+    password: SecretKey | None
+    timeout_ms: int
+
+    @property
+    def secrets(self) -> tuple[SecretKey | None, ...]:
+        return self.ca, self.password
+
+
+TargetSettings: TypeAlias = HttpSettings | NatsSettings | KafkaSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +272,12 @@ def read_settings(name: str, spec: Mapping[str, Any]) -> SinkSettings:
     topic = reader.text("topic", _TOPIC, says="a topic's name: a-z, 0-9 and '-', at most 50")
     if not topic:
         raise reader.bad("topic", "it is empty")
-    targets = [it for it in ("http", "nats") if spec.get(it) is not None]
+    targets = [it for it in ("http", "nats", "kafka") if spec.get(it) is not None]
     if len(targets) != 1:
-        raise BadSink(f"spec: it must have one of http and nats, and has {' and '.join(targets) or 'none'}")
-    read: dict[str, Callable[[_Reader, str, str], TargetSettings]] = {"http": _http, "nats": _nats}
+        raise BadSink(f"spec: it must have one of http, nats and kafka, and has {' and '.join(targets) or 'none'}")
+    read: dict[str, Callable[[_Reader, str, str], TargetSettings]] = {
+        "http": _http, "nats": _nats, "kafka": _kafka,
+    }  # fmt: skip
     inner = {it: reader.inner(it) for it in read}[targets[0]]
     assert inner is not None
     target = read[targets[0]](inner, cluster_name, topic)
@@ -332,6 +368,37 @@ def _nats(reader: _Reader, cluster: str, topic: str) -> NatsSettings:
         _type(reader),
         reader.secret("credentials"),
         reader.duration("timeout", "10s", MAX_TIMEOUT_MS),
+    )
+
+
+def _kafka(reader: _Reader, cluster: str, topic: str) -> KafkaSettings:
+    servers = reader.texts("servers", 16)
+    if not servers or not all(_HOST_PORT.fullmatch(it) for it in servers):
+        raise reader.bad("servers", "it must have addresses such as kafka.example.com:9092, at most 16")
+    tls: bool = reader.get("tls", bool, False)
+    ca = reader.secret("ca")
+    if ca is not None and not tls:
+        raise reader.bad("ca", "it is of use with tls: true alone")
+    sasl, mechanism, username, password = reader.inner("sasl"), None, "", None
+    if sasl is not None:
+        (mechanism,) = _choices(sasl, "mechanism", KafkaMechanism, [sasl.get("mechanism", str, "ScramSha512")])
+        username, password = sasl.text("username", _PLAIN_TEXT), sasl.secret("password")
+        sasl.end()
+        if password is None or not username:
+            raise sasl.bad("password" if username else "username", "it is missing")
+        if mechanism is KafkaMechanism.PLAIN and not tls:
+            raise sasl.bad("mechanism", "Plain sends the password itself: it needs tls: true")
+    return KafkaSettings(
+        servers,
+        reader.text("topic", _KAFKA_TOPIC, topic, "a topic's name: letters, digits, '.', '_' and '-', at most 249"),
+        _source(reader, cluster, topic),
+        _type(reader),
+        tls,
+        ca,
+        mechanism,
+        username,
+        password,
+        reader.duration("timeout", "15s", MAX_TIMEOUT_MS),
     )
 
 

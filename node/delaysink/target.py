@@ -1,4 +1,4 @@
-"""The interface that a sink delivers through: by HTTP, or to NATS."""
+"""The interface that a sink delivers through: by HTTP, to NATS or to Kafka."""
 
 from __future__ import annotations
 

@@ -83,5 +83,14 @@ def test_each_field_of_the_definition_is_one_that_the_process_reads() -> None:
     assert DelaySinkSpec.model_validate(filled).http.from_message == ["Url"]
     assert len(read_settings("s", filled).secrets) == 3
     assert DelaySinkSpec.model_validate(filled).nats is None
+    kafka = {
+        "servers": ["k:9092"], "topic": "T", "source": "s", "type": "t", "tls": True, "timeout": "5s",
+        "ca": {"secret": {"name": "a", "key": "b"}},
+        "sasl": {"mechanism": "Plain", "username": "u", "password": {"secret": {"name": "a", "key": "c"}}},
+    }  # fmt: skip
+    other = {"cluster": SPEC["cluster"], "topic": "t", "kafka": kafka}
+    filled_kafka = DelaySinkSpec.model_validate(other).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert filled_kafka["kafka"] == kafka
+    assert len(read_settings("s", filled_kafka).secrets) == 2
     known = {field.alias for field in DelaySinkSpec.model_fields.values()}
-    assert known == filled.keys() | {"nats"}
+    assert known == filled.keys() | {"nats", "kafka"}

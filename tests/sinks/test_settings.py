@@ -10,6 +10,8 @@ from delaysink.document import read_file
 from delaysink.settings import BadSink, HttpSettings, read_document, read_settings
 
 HTTP = {"url": "https://example.com/hook"}
+KAFKA = {"servers": ["kafka:9092"]}
+SECRET = {"secret": {"name": "kafka", "key": "password"}}
 
 
 def test_what_is_not_said_has_a_default() -> None:
@@ -49,6 +51,16 @@ def test_what_is_not_said_has_a_default() -> None:
         ({"http": None, "nats": {"servers": []}}, "spec.nats.servers: it must have addresses"),
         ({"http": None, "nats": {"servers": ["http://n"]}}, "spec.nats.servers"),
         ({"http": None, "nats": {"servers": ["nats://n:4222"], "subject": "a.>"}}, "without wildcards"),
+        ({"http": None, "kafka": {"servers": ["k"]}}, "spec.kafka.servers: it must have addresses"),
+        ({"http": None, "kafka": {"servers": ["k:9092,x:1"]}}, "spec.kafka.servers: it must have addresses"),
+        ({"http": None, "kafka": {**KAFKA, "topic": "a/b"}}, "spec.kafka.topic: 'a/b' is not a topic's name"),
+        ({"http": None, "kafka": {**KAFKA, "ca": SECRET}}, "spec.kafka.ca: it is of use with tls: true alone"),
+        ({"http": None, "kafka": {**KAFKA, "sasl": {"username": "u"}}}, "spec.kafka.sasl.password: it is missing"),
+        (
+            {"http": None, "kafka": {**KAFKA, "sasl": {"mechanism": "Plain", "username": "u", "password": SECRET}}},
+            "spec.kafka.sasl.mechanism: Plain sends the password itself",
+        ),
+        ({"http": None, "kafka": {**KAFKA, "sasl": {"mechanism": "Kerberos"}}}, "'Kerberos' is none of Plain"),
         ({"maxConcurrency": 0}, "spec.maxConcurrency: 0 is not within 1 and the limit, 1,000"),
         ({"maxConcurrency": True}, "spec.maxConcurrency: it must be a number"),
         ({"deadLetters": {"topic": "orders"}}, "its dead letters would come again and again"),

@@ -1,4 +1,4 @@
-"""DelaySink: a topic delivered by HTTP or to NATS, by pods that the operator makes.
+"""DelaySink: a topic delivered by HTTP, to NATS or to Kafka, by pods that the operator makes.
 
 The schema has the shape alone: what a value means is judged by `delaysink.settings`, as the process itself does it.
 """
@@ -15,6 +15,7 @@ from delaysink.settings import (
     MAX_HEADERS,
     ContentMode,
     FromMessage,
+    KafkaMechanism,
 )
 from delaysink.url import MAX_URL, MAX_VALUE, METHODS
 from pydantic import ConfigDict, Field, StrictStr
@@ -40,6 +41,7 @@ MAX_REPLICAS = 100
 MAX_SINK_NAME = 50  # its pods' names are longer
 _SECRET_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
+_HOST_PORT = r"^[^,]+:[0-9]+$"
 _SERVER = r"^(nats|tls)://[!-~]+$"
 _NAMED = rule(
     f"self.metadata.name.size() <= {MAX_SINK_NAME} && self.metadata.name.matches('^[a-z0-9-]+$')",
@@ -47,7 +49,9 @@ _NAMED = rule(
 )
 
 
-_ONE_TARGET = rule("has(self.http) != has(self.nats)", "it has either http or nats")
+_ONE_TARGET = rule(
+    "[has(self.http), has(self.nats), has(self.kafka)].filter(it, it).size() == 1", "it has one of http, nats and kafka"
+)
 
 
 class SinkReason(StrEnum):
@@ -158,6 +162,41 @@ class NatsSinkModel(Model):
     timeout: Duration = Field("10s", description="How long NATS may take to store it; 10m at most.")
 
 
+class KafkaSaslModel(Model):
+    """How the sink proves to Kafka who it is."""
+
+    mechanism: KafkaMechanism = Field(
+        KafkaMechanism.SCRAM_SHA_512, description="Plain (with tls alone), ScramSha256 or ScramSha512."
+    )
+    username: Annotated[StrictStr, Field(min_length=1, max_length=512)] = Field(
+        description="The user's name, as Kafka knows it."
+    )
+    password: SecretSource = Field(description="The user's password.")
+
+
+class KafkaSinkModel(Model):
+    """To which topic of Kafka messages go, as CloudEvents."""
+
+    servers: list[Annotated[StrictStr, Field(pattern=_HOST_PORT, max_length=261)]] = Field(
+        min_length=1, max_length=16, description="Such as kafka.example.com:9092.", json_schema_extra=ATOMIC
+    )
+    topic: Annotated[StrictStr, Field(min_length=1, max_length=249)] | None = Field(
+        None, description="Kafka's topic; absent: of the same name."
+    )
+    source: Annotated[StrictStr, Field(max_length=512)] | None = Field(
+        None, description="CloudEvents' source; absent: urn:delaycluster:CLUSTER:TOPIC."
+    )
+    type: Annotated[StrictStr, Field(max_length=512)] | None = Field(
+        None, description="CloudEvents' type; absent: io.delaycluster.message."
+    )
+    tls: Bool = Field(False, description="Whether Kafka's listener has TLS.")
+    ca: SecretSource | None = Field(
+        None, description="Whom to trust with Kafka's certificates, PEM; absent: public authorities."
+    )
+    sasl: KafkaSaslModel | None = Field(None, description="Who the sink is; absent: it does not say.")
+    timeout: Duration = Field("15s", description="How long Kafka may take to store it; 10m at most.")
+
+
 class SinkDeadLetters(Model):
     """When a message is given up, and where it goes then."""
 
@@ -191,6 +230,7 @@ class DelaySinkSpec(Model):
     )
     http: HttpSinkModel | None = Field(None, description="Where messages go by HTTP, and how.")
     nats: NatsSinkModel | None = Field(None, description="To which stream of NATS they go instead.")
+    kafka: KafkaSinkModel | None = Field(None, description="To which topic of Kafka they go instead.")
     max_concurrency: Int = Field(
         32, ge=1, le=MAX_CONCURRENCY, description="How many requests of one pod may be under way at once."
     )
@@ -217,8 +257,8 @@ class DelaySinkStatus(Model):
 
 
 class DelaySink(Model):
-    """Delivers a topic's due messages by HTTP or to NATS, as a consumer group in pods of its own. What fails goes back
-    into the wheel. By HTTP it is signed, and goes only to addresses that the sink may reach.
+    """Delivers a topic's due messages by HTTP, to NATS or to Kafka, as a consumer group in pods of its own. What fails
+    goes back into the wheel. By HTTP it is signed, and goes only to addresses that the sink may reach.
     """
 
     model_config = ConfigDict(json_schema_extra=rules(_NAMED))
