@@ -16,8 +16,8 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 	@$(BIN)/python -m demo $(ARGS)
 
 # Tests of real processes against a real clock: they have the machine to themselves, one after the other.
-REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve sinks/real)
-REAL_USERS := $(addprefix tests/,client demo doors/rows kube local operator redteam)
+REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve sinks/real demo)
+REAL_USERS := $(addprefix tests/,client doors/rows kube local operator redteam)
 REAL_SPARK := tests/rebalance
 REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_SPARK)
 RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
