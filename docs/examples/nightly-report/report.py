@@ -23,14 +23,13 @@ with Admin(ENDPOINT) as admin, Consumer(ENDPOINT, "reports", "reporter") as cons
         )
         if ONCE:
             admin.schedules.trigger("reports", f"nightly-{office}")
-    done: set[tuple[str, str]] = set()  # a real one keeps it where the report goes
+    done: set[str] = set()  # a real one keeps it where the report goes
     while not ONCE or len(done) < len(OFFICES):
         message = consumer.receive()
         assert message is not None
-        firing = message.properties["schedule-id"], message.properties["schedule-number"]
-        if firing not in done:  # delivery is at least once
+        if message.handle not in done:  # delivery is at least once, and each attempt has the same handle
             print(
                 f"report of {json.loads(message.body)['office']} for {message.properties['schedule-time']}", flush=True
             )
-            done.add(firing)
+            done.add(message.handle)
         consumer.ack(message)
