@@ -359,6 +359,29 @@ def test_given_back_message_comes_at_once_and_dead_one_never() -> None:
     asyncio.run(main())
 
 
+def test_message_given_back_for_later_comes_then_as_the_same_attempt() -> None:
+    async def main() -> None:
+        async with (
+            world(queues=1, messages=3) as (node, groups),
+            Consumer(node.endpoint, "t", "g", invisible="400ms", max_lease="10s") as consumer,
+        ):
+            messages = [await consumer.receive() for _ in range(3)]
+            began_s = time.monotonic()
+            for message in messages:
+                assert message is not None
+                message.give_back(after="1500ms")
+            again = [await consumer.receive(30) for _ in range(3)]
+            assert time.monotonic() - began_s >= 1.5, "longer than their invisible time, and nobody extended it"
+            assert [(it.offset, it.attempt) for it in again if it] == [(it.offset, 1) for it in messages if it]
+            assert [it.invisible_ms for method, it in node.calls if method == "Extend"][1:] == [0]
+            for message in again:
+                assert message is not None
+                message.give_back(after="1h")
+        assert groups.queues[0].given_back == {0, 1, 2}, "they are given back when the consumer ends"
+
+    asyncio.run(main())
+
+
 def test_give_back_in_doubt_is_not_made_twice() -> None:
     async def main() -> None:
         def refused(_: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ LINGER_S: Final = 0.05
 RETRY_S: Final = 60.0
 """How long an acknowledgement is tried again."""
 _FLUSH_COUNT: Final = 8192
+_HELD_TICK_S: Final = 0.1
+"""What is to be given back later is given back with the others of this time."""
 
 _Attempts = tuple[NDArray[np.int64], NDArray[np.uint32]]
 """Queue offsets i64[n], attempts u32[n]."""
@@ -57,6 +60,8 @@ class QueueAcks:
         self._acked_many: list[NDArray[np.int64]] = []
         self._nacked: dict[tuple[int, bool], list[_Attempts]] = {}  # by backoff ms, and whether they are to die
         self._returned: list[_Attempts] = []
+        self._held: dict[int, list[_Attempts]] = {}  # by when they are given back, in ticks of the loop's clock
+        self._to_hold: list[tuple[_Attempts, float]] = []  # not extended yet, and until when they must be
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
@@ -91,6 +96,21 @@ class QueueAcks:
             if self._task is None:
                 self._start()
 
+    def give_back_later(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], after_s: float) -> None:
+        """As give_back(), once that time is over; until then no consumer gets them. Nothing else of them is kept."""
+        if not len(offsets):
+            return
+        given = offsets.copy(), attempts.copy()  # else they keep the whole batch
+        loop = asyncio.get_running_loop()
+        tick = math.ceil((loop.time() + after_s) / _HELD_TICK_S)
+        if tick not in self._held:
+            self._held[tick] = []
+            loop.call_at(tick * _HELD_TICK_S, self._give_back_held, tick)
+        self._held[tick].append(given)
+        self._to_hold.append((given, tick * _HELD_TICK_S))
+        if self._task is None:
+            self._start()
+
     async def extend(
         self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], invisible_ms: int
     ) -> NDArray[np.bool_]:
@@ -110,7 +130,9 @@ class QueueAcks:
             await asyncio.wait({self._task})
 
     async def close(self, timeout_s: float) -> None:
-        """Flushes, and gives up what the shard does not have by then."""
+        """Flushes, and gives up what the shard does not have by then. What was to be given back later is so now."""
+        for tick in list(self._held):
+            self._give_back_held(tick)
         try:
             await asyncio.wait_for(self.flush(), timeout_s)
         except TimeoutError:
@@ -123,10 +145,11 @@ class QueueAcks:
 
     async def _run(self) -> None:
         try:
-            while self._acked or self._acked_many or self._nacked or self._returned:
+            while self._acked or self._acked_many or self._nacked or self._returned or self._to_hold:
                 if len(self._acked) < _FLUSH_COUNT and not self._hurry.is_set():
                     await self._linger()
                 self._hurry.clear()
+                await self._send_to_hold()  # first: some of them may be given back by now
                 # What is acknowledged while this request is under way goes into the next one.
                 nacks = (self._send_nacks(*how) for how in list(self._nacked))
                 await asyncio.gather(self._send_acks(), self._send_returned(), *nacks)
@@ -163,6 +186,18 @@ class QueueAcks:
         given = self._nacked.pop((backoff_ms, dead))
         request = self._request(delay_pb2.NackRequest, given, backoff_ms=backoff_ms, dead=dead)
         await self._try("Nack", request, delay_pb2.NackResponse.FromString)
+
+    def _give_back_held(self, tick: int) -> None:
+        for offsets, attempts in self._held.pop(tick, ()):
+            self.give_back(offsets, attempts)
+
+    async def _send_to_hold(self) -> None:
+        given, self._to_hold = self._to_hold, []
+        if given:
+            longest_s = max(until_s for _, until_s in given) - asyncio.get_running_loop().time()
+            hold_ms = max(0, math.ceil(longest_s * 1_000)) + self.invisible_ms  # beyond the time, for the giving back
+            request = self._request(delay_pb2.ExtendRequest, [it for it, _ in given], invisible_ms=hold_ms)
+            await self._try("Extend", request, delay_pb2.ExtendResponse.FromString)
 
     async def _send_returned(self) -> None:
         given, self._returned = self._returned, []

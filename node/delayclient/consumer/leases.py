@@ -73,6 +73,10 @@ class RenewingAcks(QueueAcks):
         self._forget(offsets)
         super().give_back(offsets, attempts)
 
+    def give_back_later(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], after_s: float) -> None:
+        self._forget(offsets)
+        super().give_back_later(offsets, attempts, after_s)
+
     async def close(self, timeout_s: float) -> None:
         if self._renewing is not None:
             self._renewing.cancel()

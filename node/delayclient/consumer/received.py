@@ -29,6 +29,7 @@ class Acknowledger(Protocol):
         self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
     ) -> None: ...
     def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None: ...
+    def give_back_later(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], after_s: float) -> None: ...
     async def extend(
         self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], invisible_ms: int
     ) -> NDArray[np.bool_]: ...
@@ -45,7 +46,7 @@ class NoAcks:
     def ack(self, *_: object, **__: object) -> Any:
         raise TypeError(self._why)
 
-    ack_many = nack = give_back = extend = ack
+    ack_many = nack = give_back = give_back_later = extend = ack
 
 
 class _Done:
@@ -128,9 +129,13 @@ class ReceivedBatch:
         self._acks.nack(self.offset[rows], self.attempt[rows], backoff_ms, dead=dead)
         return DONE
 
-    def give_back(self, rows: slice = slice(None)) -> Awaitable[None]:
-        """They were not worked on: another consumer gets them at once, and it costs them no attempt."""
-        self._acks.give_back(self.offset[rows], self.attempt[rows])
+    def give_back(self, rows: slice = slice(None), *, after: int | str | timedelta = 0) -> Awaitable[None]:
+        """They were not worked on: another consumer gets them at once, or after that time, and it costs them no
+        attempt. `after`: 12 h at most; closing the consumer, or the loss of the shard's master, ends it before."""
+        if after_ms := duration_ms(after):
+            self._acks.give_back_later(self.offset[rows], self.attempt[rows], after_ms / 1_000)
+        else:
+            self._acks.give_back(self.offset[rows], self.attempt[rows])
         return DONE
 
     async def extend(
@@ -194,9 +199,10 @@ class ReceivedMessage:
         attempts, it is a dead letter at once."""
         return self._batch.nack(backoff_ms, slice(self._row, self._row + 1), dead=dead)
 
-    def give_back(self) -> Awaitable[None]:
-        """It was not worked on: another consumer gets it at once, and it costs no attempt."""
-        return self._batch.give_back(slice(self._row, self._row + 1))
+    def give_back(self, *, after: int | str | timedelta = 0) -> Awaitable[None]:
+        """It was not worked on: another consumer gets it at once, or after that time, and it costs no attempt. `after`:
+        12 h at most; closing the consumer, or the loss of the shard's master, ends it before."""
+        return self._batch.give_back(slice(self._row, self._row + 1), after=after)
 
     async def extend(self, invisible: int | str | timedelta | None = None) -> bool:
         """Keeps it for `invisible` from now on, 12 h at most; None: as long as when it was received. False: its time
