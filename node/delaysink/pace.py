@@ -35,6 +35,11 @@ class Pace:
     def is_open(self) -> bool:
         return self._open_s > 0
 
+    @property
+    def open_s(self) -> float:
+        """How long the circuit was opened for last; 0: it is closed."""
+        return self._open_s
+
     def wait_s(self, now_s: float) -> float | None:
         """0: the next delivery may start. More: look again after that. None: when one of those under way has ended."""
         if self._not_before_s > now_s:

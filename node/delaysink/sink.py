@@ -38,6 +38,8 @@ SPARE_S: Final = 60.0
 """How long a message stays this process's beyond the time-out of its delivery."""
 AGAIN_S: Final = 5.0
 """After the cluster has refused, or a secret could not be read."""
+LONGEST_BEHIND_S: Final = 5.0
+"""How long a message waits at a time for the outcome of its receiver's probe."""
 IDLE_S: Final = 1.0
 KEPT_FAILURES: Final = 10
 
@@ -165,13 +167,15 @@ class Sink:
         """To a receiver that the message names, when it is that one's turn."""
         pace = self._pace_of(receiver)
         while (wait_s := pace.wait_s(time.monotonic())) is None:
+            if pace.is_open:  # behind its probe, which may hang: the others' places are not kept from them meanwhile
+                wait_s = min(pace.open_s, LONGEST_BEHIND_S)
+                break
             self._ended.clear()
             await self._ended.wait()
         if self._stopped.is_set():
             self._returned.append(message)
-        elif wait_s > 0:  # this receiver takes none now: as if it had been tried
-            self.figures.count(Verdict.FAILED)
-            message.nack(backoff_ms(message.attempt, int(wait_s * 1_000)))
+        elif wait_s > 0:  # this receiver takes none now
+            message.give_back(after=math.ceil(wait_s * 1_000))
         else:
             await self._deliver(message, outgoing, pace, pace.start())
 

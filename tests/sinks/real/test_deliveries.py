@@ -11,6 +11,7 @@ import os
 import random
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,34 @@ def test_an_open_circuit_spares_receiver_and_attempts(cluster: LocalCluster, top
                 receiver.choose = lambda _: status(200)
                 await sink.until(180, state="Delivering", delivered=200)
                 assert (await sink.report())["dead"] == 0
+
+    asyncio.run(main())
+
+
+def test_a_host_that_is_down_costs_its_messages_no_attempt_unasked(
+    cluster: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    """Where messages name their receivers: what its circuit holds back was not tried, and others are served."""
+    count = 60
+
+    async def main() -> None:
+        async with (
+            Receiver(lambda _: status(500)) as down,
+            Receiver(lambda _: status(200)) as up,
+            Producer(cluster.endpoints[0]) as producer,
+        ):
+            for receiver in (down, up):  # those for the one that is down come first
+                whose = {"webhook-url": receiver.url}
+                await asyncio.gather(*(producer.send(topic, b"x", properties=whose) for _ in range(count)))
+            spec = {"topic": topic, "maxConcurrency": 4, "http": {"fromMessage": ["Url"], "allow": ["127.0.0.1"]}}
+            async with SinkProcess(tmp_path, cluster.endpoints[0], "s", spec) as sink:
+                await up.wait_for(count)
+                await down.wait_for(13)  # ten failures, and probes
+                down.choose = lambda _: status(200)
+                report = await sink.until(240, delivered=2 * count)
+                assert (report["dead"], report["failed"]) == (0, len(down.requests) - count)
+            last = {it.id: int(it.headers["ce-delayattempt"]) for it in down.requests}
+            assert sum(last.values()) == len(down.requests), "an attempt is a request"
 
     asyncio.run(main())
 
