@@ -188,6 +188,8 @@ async def _judged(response: ClientResponse) -> Attempt:
 
 async def _first_bytes(response: ClientResponse) -> bytes:
     """Leaves the connection to the next request if the body ends soon, else closed."""
+    if response.content.at_eof():  # as of a 204
+        return b""
     read, size = [], 0
     try:
         async with asyncio.timeout(_DRAIN_S):
