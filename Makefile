@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup demo test test-long test-real test-edge test-all simulate fuzz lint format proto crds lock bench e2e e2e-kind clean
+.PHONY: help setup demo test test-long test-real test-edge test-all simulate fuzz lint format proto crds lock assets bench e2e e2e-kind clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,7 +17,7 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 
 # Tests of real processes against a real clock: they have the machine to themselves, one after the other.
 REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve sinks/real demo)
-REAL_USERS := $(addprefix tests/,client doors/rows kube local operator redteam)
+REAL_USERS := $(addprefix tests/,client console/real doors/rows kube local operator redteam)
 REAL_SPARK := tests/rebalance
 REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_SPARK)
 RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
@@ -55,7 +55,7 @@ lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy scripts/proto.py scripts/openapi.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py scripts/release.py scripts/sbom.py
+	@$(BIN)/mypy scripts/proto.py scripts/openapi.py scripts/crds.py scripts/chart.py scripts/names.py scripts/lock.py scripts/release.py scripts/sbom.py scripts/assets.py
 	@cd edge && ../$(BIN)/mypy
 	@$(call cargo_tool,fmt,--check)
 	@$(call cargo_tool,clippy,--quiet --locked --all-targets -- -D warnings)
@@ -82,6 +82,9 @@ crds: setup ## generate crds/*.yaml from the models, and the chart's copies
 
 lock: setup ## lock the packages that pyproject.toml asks for (ARGS=--upgrade takes the newest), with their hashes
 	@$(BIN)/python scripts/lock.py $(ARGS)
+
+assets: setup ## fetch what the console's pages run in browsers, npm packages by their hashes
+	@$(BIN)/python scripts/assets.py
 
 bench: setup ## the workloads of docs/benchmarks.md, whose figures it replaces (takes long; the machine should be idle)
 	@$(BIN)/python benchmarks/record.py $(ARGS)

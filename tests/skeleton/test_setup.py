@@ -100,6 +100,7 @@ def machine(tmp_path: Path) -> Machine:
         path.chmod(0o755)
     made.fact("ensurepip")
     made.fact("libfaketime")
+    made.fact("chromium")
     made.fact("uid", "0")
     return made
 
