@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "pending": ("delayctl.messages.pending:pending", "List messages that are not yet due."),
     "wheel": ("delayctl.cluster.wheel:wheel", "Show the load to come as a heat map."),
     "top": ("delayctl.cluster.top:top", "Watch rates, lateness and the next minutes."),
+    "console": ("delayconsole.main:console", "Look at the cluster in a browser."),
     "shards": ("delayctl.cluster.shards:shards", "List shards, move their copies, choose their masters."),
     "nodes": ("delayctl.cluster.nodes:nodes", "List, drain and restart nodes, accept a corrected clock."),
     "rebalance": ("delayctl.cluster.rebalance:rebalance", "Spread the load to come over the nodes."),

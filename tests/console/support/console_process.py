@@ -1,0 +1,33 @@
+"""`delayctl console` as a process of its own, on a cluster of the test's"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DELAYCTL = Path(sys.executable).with_name("delayctl")
+START_S = 60
+
+
+@contextmanager
+def running_console(endpoint: str, *options: str) -> Iterator[str]:
+    """The link that it prints."""
+    command = [DELAYCTL, "console", "--endpoint", endpoint, "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        link = process.stdout.readline().strip()
+        watchdog.cancel()
+        assert link.startswith("http://127.0.0.1:"), "the console has not started"
+        yield link
+    finally:
+        watchdog.cancel()
+        process.terminate()
+        process.wait(30)
