@@ -73,6 +73,9 @@ class GivenCall:
     async def read(self) -> bytes | None:
         return self._messages.pop(0) if self._messages else None
 
+    def on_next(self, told: Callable[[bytes], None]) -> None:
+        pass
+
 
 class SecuredNode:
     """events, audit: what was logged."""

@@ -253,6 +253,40 @@ def test_message_that_is_worked_on_for_three_invisible_times_is_delivered_once(e
         assert consumer.receive(1.5) is None
 
 
+def test_consumers_that_come_and_go_cost_no_message_an_attempt(endpoint: str) -> None:
+    """What a node was about to hand out, or has just sent, when they leave."""
+
+    async def main() -> None:
+        async with Producer(endpoint) as producer:
+            left, sent, attempts = asyncio.Event(), 0, list[int]()
+
+            async def send() -> None:
+                nonlocal sent
+                while not left.is_set():
+                    await producer.send_batch("leaving", [b"x"] * 20)
+                    sent += 20
+
+            sending = asyncio.create_task(send())
+            for _ in range(20):
+                async with Consumer(endpoint, "leaving", "g") as consumer:
+                    for _ in range(3):
+                        batch = await consumer.receive_batch(60)
+                        assert batch is not None
+                        attempts += batch.attempt.tolist()
+                        batch.ack()
+            left.set()
+            await sending
+            async with Consumer(endpoint, "leaving", "g") as consumer:
+                while len(attempts) < sent:
+                    batch = await consumer.receive_batch(60)
+                    assert batch is not None
+                    attempts += batch.attempt.tolist()
+                    batch.ack()
+        assert attempts == [1] * sent
+
+    asyncio.run(main())
+
+
 def test_killed_nodes_lose_nothing_acknowledged_and_store_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -25,7 +25,7 @@ from delayapi.wirefields import WireError
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.received import NoAcks, ReceivedBatch
 from delayclient.errors import DelayError
-from delayclient.routing.exchange import Exchange
+from delayclient.routing.exchange import LAST_S, Exchange
 from delayclient.routing.routing import Cluster
 
 _log: Final = logging.getLogger("delayclient")
@@ -132,8 +132,8 @@ class Subscription:
         return self.room
 
     def deliver(self, queue: Queue, batch: ReceivedBatch) -> None:
-        """As many as there is room for; the others are given back."""
-        taken = min(len(batch), max(0, self.room))
+        """As many as there is room for; the others are given back, as are those of a queue that has stopped."""
+        taken = 0 if queue.stopped else min(len(batch), max(0, self.room))
         for row in range(taken):
             message, tag = batch[row], next(self._tags)
             self.deliveries[tag] = HeldDelivery(queue, message.offset, message.attempt)
@@ -183,6 +183,7 @@ class Queue:
         self._stream: Exchange | None = None
         self._acks = QueueAcks(self._cluster, topic, queue, group)
         self._calls: set[asyncio.Task[None]] = set()
+        self.stopped = False
         self._poll = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -190,7 +191,7 @@ class Queue:
         a poll that waits; of those that answer at once, some may bring too much.
         """
         busy, failures = False, 0
-        while True:
+        while not self.stopped:
             await self._subscription.wait_room()
             endpoint = ""
             try:
@@ -202,6 +203,8 @@ class Queue:
                     count = await self._ask(endpoint, max(1, self._subscription.room // self._queues), _WAIT_MS)
                 busy, failures = count > 0, 0
             except DelayError as error:
+                if self.stopped:
+                    return
                 try:
                     await self._cluster.after_failure(self.topic, self.queue, error, failures, endpoint)
                 except DelayError as final:
@@ -291,13 +294,17 @@ class Queue:
         return self._cluster.call(method, self.topic, self.queue, request, decode, timeout_s=self._lease_ms / 1000)
 
     def stop(self) -> None:
-        """No further messages."""
-        self._poll.cancel()
-        if self._stream is not None:
-            self._stream.close()
+        """No further messages. What the node has handed out already is given back."""
+        self.stopped = True
+        if self._stream is None or not self._stream.finish():
+            self._poll.cancel()
 
     async def flush(self) -> None:
         """Until the shard knows what was said of its messages, or it was given up."""
+        await asyncio.wait([self._poll], timeout=LAST_S)
+        self._poll.cancel()
+        if self._stream is not None:
+            self._stream.close()
         if self._calls:
             await asyncio.wait(self._calls, timeout=_CLOSE_S)
         await self._acks.close(_CLOSE_S)

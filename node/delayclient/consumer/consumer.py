@@ -26,7 +26,7 @@ from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, Unavailable
 from delayclient.routing.access import Access
-from delayclient.routing.exchange import Exchange
+from delayclient.routing.exchange import LAST_S, Exchange
 from delayclient.routing.routing import Cluster, ClusterUser, TopicRoute, backoff_s
 
 _log: Final = logging.getLogger("delayclient")
@@ -287,6 +287,8 @@ class Consumer(ClusterUser):
                     await self._receive(queue, wanted, endpoint)
                     failures = 0
                 except DelayError as error:
+                    if self._stopped:
+                        return  # the stream has ended, as was asked
                     await self.cluster.after_failure(self.topic, queue, error, failures, endpoint)
                     failures += 1
         except DelayError as error:
@@ -312,6 +314,9 @@ class Consumer(ClusterUser):
         if view.count:
             expires_s = time.monotonic() + _KEEP_SHARE * self._invisible_ms / 1000
             batch = ReceivedBatch(self.topic, queue, view, int(time.time() * 1000), self._acks[queue], expires_s)
+            if self._stopped:
+                batch.give_back()
+                return
             self._prefetch.arrived(view.count)
             self._ready.append(batch)
             if self._returning is None:
@@ -378,9 +383,13 @@ class Consumer(ClusterUser):
         self._unlisten()
         self._unlisten = lambda: None
         self._give_back()
-        for task in (self._starter, *self._polls):
-            if task is not None:
-                task.cancel()
+        if self._starter is not None:
+            self._starter.cancel()
+        for queue, poll in enumerate(self._polls):
+            stream = self._streams.get(queue)
+            # What a node has handed out when a poll is cancelled would wait for its lease, and lose an attempt.
+            if stream is None or not stream.finish():
+                poll.cancel()
         self._arrived.set()
 
     async def close(self) -> None:
@@ -390,6 +399,10 @@ class Consumer(ClusterUser):
         if others:
             await asyncio.wait(others)
         tasks = [task for task in (self._starter, *self._polls) if task is not None]
+        if self._polls:
+            await asyncio.wait(self._polls, timeout=LAST_S)
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for stream in self._streams.values():
             stream.close()

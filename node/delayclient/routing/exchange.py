@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Final
 
 import grpc
 
 from delayclient.errors import Closed, DelayError, Unavailable, from_rpc
 from delayclient.routing.routing import Cluster, QueueRoute
+
+LAST_S: Final = 1.0
+"""After finish() an answer is worth waiting for so long. Nodes of earlier releases do not hear of it meanwhile."""
 
 
 class Exchange:
@@ -21,6 +26,8 @@ class Exchange:
         self.endpoint = endpoint
         self.route = route
         self.closed = False
+        self._asking = self._written = self._last = False
+        self._leaving: asyncio.Task[None] | None = None
         self._cluster = cluster
         self._abandoned_by: DelayError | None = None
         self._master = route.endpoint if route is not None else ""
@@ -29,9 +36,13 @@ class Exchange:
 
     async def send(self, request: bytes, timeout_s: float) -> bytes:
         """Sends a request and waits for its answer. Raises DelayError, and the stream is closed then."""
+        self._asking, self._written = True, False
         try:
             async with asyncio.timeout(timeout_s):
                 await self._call.write(request)
+                self._written = True
+                if self._last:
+                    await self._call.write(b"")
                 answer = await self._call.read()
             if isinstance(answer, bytes):
                 self._cluster.reachability.record_success(self.endpoint, self._master)
@@ -54,8 +65,25 @@ class Exchange:
             if self._abandoned_by is None:
                 raise
             error = self._abandoned_by
+        finally:
+            self._asking = False
         self.close()
         raise error from None
+
+    def finish(self) -> bool:
+        """Asks the endpoint to wait no longer for an answer to what is under way: send() returns what it has handed out
+        already, or fails. False: nothing is under way.
+        """
+        if self.closed or not self._asking:
+            return False
+        if not self._last and self._written:
+            self._leaving = asyncio.create_task(self._leave())
+        self._last = True
+        return True
+
+    async def _leave(self) -> None:
+        with suppress(grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError):
+            await self._call.write(b"")  # where the stream has ended, send() knows why
 
     def abandon(self, error: DelayError) -> None:
         """Gives up: send() raises `error`, now or when it is called next."""

@@ -278,6 +278,7 @@ class _Call:
         self._task: asyncio.Task[None] | None = None
         self._messages: deque[Body | None] = deque()
         self._given = False  # read() has given a message that is being dealt with
+        self._next: Callable[[Body], None] | None = None  # told of what comes before read()
         self._wakeup: asyncio.Future[None] | None = None
         self._may_write = True
 
@@ -302,7 +303,19 @@ class _Call:
     def on_done(self, done: Callable[[], None]) -> None:
         self._done.append(done)
 
+    def on_next(self, told: Callable[[Body], None]) -> None:
+        self._next = told
+        if self._messages:
+            self._tell_next()
+
+    def _tell_next(self) -> None:
+        told, self._next = self._next, None
+        body = self._messages[0]
+        if told is not None and body is not None:
+            told(body)
+
     async def read(self) -> Body | None:
+        self._next = None
         if self._given:
             self._given = False
             self._edge.more(self.token)
@@ -357,6 +370,7 @@ class _Call:
         else:
             if event.kind == "message":
                 self._messages.append(event.body)
+                self._tell_next()
             elif event.kind == "half_closed":
                 self._messages.append(None)
             self._may_write = self._may_write or event.kind == "writable"

@@ -48,6 +48,9 @@ class Stream(Call, Protocol):
     async def read(self) -> Body | None:
         """The next request, which may be long in coming; None, also when asked again: there are no more."""
 
+    def on_next(self, told: Callable[[Body], None]) -> None:
+        """told: the next request, if one comes before read() is called, which returns it all the same."""
+
 
 Serve: TypeAlias = Callable[[Body, Call, Answers], Awaitable[Body]]
 """Serves a call of one request. Raises Refused or ForwardedError. Asks `Answers` for room before it has a large answer

@@ -192,12 +192,13 @@ def _report(watching: asyncio.Task[None]) -> None:
 class GrpcCall:
     """A call, or a stream, of grpc.aio."""
 
-    __slots__ = ("_caller", "_context", "_flow", "_listener", "_peer", "time_remaining")
+    __slots__ = ("_ahead", "_caller", "_context", "_flow", "_listener", "_peer", "time_remaining")
 
     def __init__(self, context: Context, flow: Flow, listener: str, caller: Caller) -> None:
         self._context, self._flow, self._listener, self._caller = context, flow, listener, caller
         self.time_remaining = context.time_remaining
         self._peer: str = context.peer()  # grpcio ends the process where this is asked of a call that is over
+        self._ahead: asyncio.Task[Any] | None = None  # the next request, asked for before read()
 
     def peer(self) -> str:
         return self._peer
@@ -219,12 +220,22 @@ class GrpcCall:
         self._context.add_done_callback(lambda _: done())
 
     async def read(self) -> Body | None:
-        data = await self._context.read()
+        ahead, self._ahead = self._ahead, None
+        data = await (self._context.read() if ahead is None else ahead)
         if data is grpc.aio.EOF:
             return None
         body: Body = data
         self._flow.receiving.count(self.peer(), len(body))
         return body
+
+    def on_next(self, told: Callable[[Body], None]) -> None:
+        def came(ahead: asyncio.Task[Any]) -> None:
+            there = not ahead.cancelled() and ahead.exception() is None and ahead.result() is not grpc.aio.EOF
+            if there and self._ahead is ahead:
+                told(ahead.result())
+
+        self._ahead = asyncio.create_task(self._context.read())
+        self._ahead.add_done_callback(came)
 
 
 def handlers(service: str, methods: Methods, flow: Flow, callers: GrpcCallers) -> grpc.GenericRpcHandler:

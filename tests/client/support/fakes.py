@@ -341,8 +341,17 @@ class _Handlers(grpc.GenericRpcHandler):
         if method == "ReceiveStream":
 
             async def receive(requests: Any, context: Any) -> Any:
-                async for data in requests:
-                    yield await self.node.call("Receive", data, context)
+                ahead = asyncio.ensure_future(anext(requests, None))
+                while data := await ahead:
+                    ahead = asyncio.ensure_future(anext(requests, None))
+                    answer = asyncio.ensure_future(self.node.call("Receive", data, context))
+                    try:
+                        await asyncio.wait({ahead, answer}, return_when=asyncio.FIRST_COMPLETED)
+                        if not answer.done() and ahead.result() == b"":
+                            return
+                        yield await answer
+                    finally:
+                        answer.cancel()
 
             return grpc.stream_stream_rpc_method_handler(self.until_expired(receive))
 

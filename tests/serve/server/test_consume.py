@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -219,6 +219,30 @@ def test_a_receive_stream_that_breaks_off_hands_nothing_more_out(shard: Shard) -
         own.round_trip()
     shard.send(Msg(b"2"))
     assert [(one.offset, one.attempt) for one in shard.receive(wait_ms=5_000)] == [(2, 1)]
+
+
+def test_an_empty_request_ends_a_receive_stream_and_its_wait(shard: Shard) -> None:
+    shard.send(*numbered(1))
+    wants_more, wants_no_more = threading.Event(), threading.Event()
+
+    def requests() -> Iterator[pb.ReceiveRequest | bytes]:
+        yield asking(shard, wait_ms=30_000)
+        wants_more.wait(10)
+        yield asking(shard, wait_ms=30_000)
+        wants_no_more.wait(10)
+        yield b""
+        yield asking(shard, wait_ms=30_000)
+
+    answers = shard.client.receive_stream(requests())
+    assert bodies(rows(next(answers))) == [b"0"]
+    wants_more.set()
+    shard.round_trip()
+    began = time.monotonic()
+    wants_no_more.set()
+    assert list(answers) == []
+    assert time.monotonic() - began < 20
+    shard.send(Msg(b"1"))
+    assert [(one.offset, one.attempt) for one in shard.receive(wait_ms=5_000)] == [(1, 1)]
 
 
 # ---------------------------------------------------------------- Nack

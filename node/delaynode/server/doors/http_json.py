@@ -95,6 +95,9 @@ class HttpCall:
     def on_done(self, done: Callable[[], None]) -> None:
         self._done.append(done)
 
+    def on_next(self, told: Callable[[Body], None]) -> None:
+        """Never: a call over HTTP has one request."""
+
     def over(self) -> None:
         for done in self._done:
             done()

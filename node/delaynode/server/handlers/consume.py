@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
 
 import numpy as np
 from delayapi.codec import encode_message_batch
@@ -65,11 +66,15 @@ class ConsumeCalls:
             raise
 
     async def receive_stream(self, stream: Stream) -> AsyncGenerator[Body, None]:
+        """An empty request ends the stream, and the wait of the one before it. Were the stream cut instead, an answer
+        might be on its way, whose messages have lost an attempt."""
         receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)
         answers = self._dispatch.flow.answers(stream)
         try:
             while (data := await stream.read()) is not None:
-                yield await receive(data, stream, answers)
+                if not data or (answer := await _unless_left(stream, receive(data, stream, answers))) is None:
+                    return
+                yield answer
                 answers.sent()
         finally:
             answers.sent()
@@ -194,6 +199,26 @@ class ConsumeCalls:
         await host.wait_committed(host.shard.log_end)
         host.on_visible()
         return pb.ResolveDeadLettersResponse(resolved=resolved)
+
+
+async def _unless_left(stream: Stream, answer: Awaitable[Body]) -> Body | None:
+    """The answer; None: it was cancelled, as an empty request has come meanwhile."""
+    serving = True
+
+    def end(request: Body) -> None:
+        if serving and not request:
+            waiting.reschedule(0.0)
+
+    try:
+        async with asyncio.timeout(None) as waiting:
+            stream.on_next(end)
+            return await answer
+    except TimeoutError:
+        if not waiting.expired():
+            raise
+        return None
+    finally:
+        serving = False
 
 
 def _check_invisible(invisible_ms: int) -> None:
