@@ -31,7 +31,7 @@ from tests.client.support import celerytasks
 SUPPORT = Path(celerytasks.__file__).parent
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "celery"
 POOLS = ("gevent", "eventlet", "threads")
-TOPICS = (*POOLS, "due", "retry", "revoke", "killed", "long", "warm", "errors", "foreign", "shop-tasks")
+TOPICS = (*POOLS, "due", "retry", "revoke", "killed", "long", "warm", "errors", "purged", "foreign", "shop-tasks")
 READY_S = 30.0
 
 
@@ -221,6 +221,21 @@ def test_errors_say_what_is_wrong(shop: Shop) -> None:
         shop.send("note", countdown=60)
         assert channel.queue_purge("errors") == 1
         assert shop.pending() == 0
+
+
+@on("purged")
+def test_purge_cancels_what_waits_and_leaves_what_is_due(shop: Shop) -> None:
+    """More than a page of it."""
+    with sync.Producer(shop.endpoint) as producer:
+        producer.send_batch("purged", [b"waits"] * 2_500, delay_ms=3_600_000)
+    shop.send("note", "due")
+    own = {"BROKER": shop.broker, "QUEUE": shop.queue, "LOG": str(shop.log)}
+    command = [sys.executable, "-m", "celery", "-A", "tests.client.support.celerytasks", "purge", "-f"]
+    run = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=120, check=True)
+    assert "2500 messages" in run.stdout + run.stderr
+    assert shop.pending() == 0
+    with shop.worker("-c", "1") as worker:
+        wait(lambda: shop.lines("due"), worker.said)
 
 
 @on("foreign")
