@@ -50,10 +50,15 @@ def record_head(
     head = _field(b"\x0a", key) if key else b""
     if tag:
         head += _tag_field(tag)
+    return head + _properties(properties) + _plain_head(size)
+
+
+def _properties(properties: Mapping[str, str] | None) -> bytes:
+    fields = b""
     for name, value in (properties or {}).items():
         entry = _field(b"\x0a", name) + _field(b"\x12", value)
-        head += b"\x1a" + encode_varint(len(entry)) + entry
-    return head + _plain_head(size)
+        fields += b"\x1a" + encode_varint(len(entry)) + entry
+    return fields
 
 
 def record_tail(born_ms: int) -> bytes:
@@ -80,9 +85,16 @@ _NO_HASH: Final = np.empty(0, np.uint32)
 
 
 def encode_records(
-    bodies: Bodies, born_ms: int, keys: Sequence[str] | None = None, tags: Sequence[str] | str | None = None
+    bodies: Bodies,
+    born_ms: int,
+    keys: Sequence[str] | None = None,
+    tags: Sequence[str] | str | None = None,
+    properties: Mapping[str, str] | None = None,
 ) -> EncodedRecords:
-    """Records of n bodies; `keys` has n texts, `tags` one for all or n. Raises ValueError when the lengths disagree."""
+    """Records of n bodies; `keys` has n texts, `tags` one for all or n, and all have the same `properties`.
+
+    Raises ValueError when the lengths disagree.
+    """
     n = len(bodies)
     for name, texts in (("keys", keys), ("tags", None if isinstance(tags, str) else tags)):
         if texts is not None and len(texts) != n:
@@ -93,7 +105,7 @@ def encode_records(
     else:
         tag_hash = _hashes(tags) if tags is not None else _NO_HASH
     one_tag = tags if isinstance(tags, str) else None
-    tail = record_tail(born_ms)
+    tail = _properties(properties) + record_tail(born_ms)
     if keys is None and (tags is None or one_tag is not None):
         rows = _equal_rows(bodies)
         if rows is not None:

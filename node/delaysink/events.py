@@ -26,6 +26,10 @@ _OWN: Final = (
     *("id", "source", "specversion", "type", "time", "subject", "datacontenttype", "dataschema", "data"),
     *("delayattempt", "delaytag"),
 )
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+_TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACE_STATE: Final = re.compile(r"[!-~](?:[ -~]{0,510}[!-~])?")
 _SAFE: Final = frozenset(range(0x21, 0x7F)) - frozenset(b'"%')
 _ALL_SAFE: Final = re.compile(f"[{''.join(map(re.escape, map(chr, sorted(_SAFE))))}]*")
 _NEVER: Final = "9999-12-31T23:59:59.999Z"
@@ -76,6 +80,16 @@ def attributes(message: OutgoingMessage, source: str, kind: str) -> dict[str, st
         if fits and value and room:
             found[name] = value
             room -= 1
+    return found
+
+
+def trace_context(message: OutgoingMessage) -> dict[str, str]:
+    """W3C's headers, from the properties that a traced producer sets. What is malformed is left out."""
+    found = {}
+    if _TRACE_PARENT.fullmatch(parent := message.properties.get(TRACE_PARENT, "")):
+        found[TRACE_PARENT] = parent
+        if _TRACE_STATE.fullmatch(state := message.properties.get(TRACE_STATE, "")):
+            found[TRACE_STATE] = state
     return found
 
 

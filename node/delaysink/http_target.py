@@ -121,7 +121,8 @@ class HttpTarget:
     def _request(self, message: OutgoingMessage, own_url: bool) -> tuple[bytes, CIMultiDict[str]]:
         """Body and headers. Raises Undeliverable, BadSecret."""
         settings = self._settings
-        headers = CIMultiDict(settings.headers)
+        headers = CIMultiDict(events.trace_context(message))
+        headers.update(settings.headers)
         if FromMessage.HEADERS in settings.from_message:
             headers.update(_message_headers(message))
         kind = events.content_type(message, settings.content_type)

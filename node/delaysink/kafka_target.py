@@ -74,7 +74,8 @@ class KafkaTarget:
         except Undeliverable as error:
             return Attempt(Verdict.IMPOSSIBLE, str(error))
         # CloudEvents' binding for Kafka: names with ce_, values in plain UTF-8.
-        headers = [(f"ce_{name}", value.encode("utf-8", "replace")) for name, value in found.items()]
+        texts = {f"ce_{name}": value for name, value in found.items()} | events.trace_context(message)
+        headers = [(name, value.encode("utf-8", "replace")) for name, value in texts.items()]
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 

@@ -70,7 +70,8 @@ class NatsTarget:
             found = events.attributes(message, self._settings.source, self._settings.type)
         except Undeliverable as error:
             return Attempt(Verdict.IMPOSSIBLE, str(error))
-        headers = {**events.binary_headers(found), "content-type": kind, MESSAGE_ID: message.id}
+        headers = {**events.binary_headers(found), **events.trace_context(message)}
+        headers |= {"content-type": kind, MESSAGE_ID: message.id}
         if len(message.body) > self._client.max_payload:
             limit = self._client.max_payload
             return Attempt(Verdict.IMPOSSIBLE, f"NATS takes {limit:,} bytes at most; it has {len(message.body):,}")

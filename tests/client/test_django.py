@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,19 @@ from delayregistry.model import TopicSpec
 
 PROJECT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "django"
 
+TRACED = """
+import os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+spans = open(os.environ["SPANS"], "a")
+line = lambda span: span.to_json(indent=None) + "\\n"
+trace.set_tracer_provider(TracerProvider())
+trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=spans, formatter=line)))
+"""
+"""What OpenTelemetry's agent does as a program starts; the SDK's own agent inherits it."""
+
 
 def wait(what: Callable[[], object], about: Path) -> None:
     end_s = time.monotonic() + 30
@@ -30,6 +44,8 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
         cluster.wait_ready()
         endpoint, said = cluster.endpoints[0], tmp_path / "worker"
         environment = os.environ | {"DELAY_ENDPOINT": endpoint, "PAYMENT_TIMEOUT_S": "4", "PYTHONUNBUFFERED": "1"}
+        environment |= {"PYTHONPATH": str(tmp_path), "SPANS": str(tmp_path / "spans")}
+        (tmp_path / "sitecustomize.py").write_text(TRACED)
 
         def run(*words: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "manage.py", *words]
@@ -67,6 +83,13 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
             finally:
                 if worker.poll() is None:
                     worker.kill()
+        spans = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
+        sent = {span["context"]["span_id"] for span in spans if span["name"] == "send shop-tasks"}
+        done = {str(span["links"][0]["context"]["span_id"]) for span in spans if span["name"] == "process shop-tasks"}
+        assert (len(spans), len(sent), len(done)) == (7, 4, 3)  # one is cancelled
+        assert done < sent
+        (failed,) = (span for span in spans if span["status"]["status_code"] == "ERROR")
+        assert failed["attributes"]["messaging.consumer.group.name"] == "django"
 
 
 def test_unknown_option_is_named_with_those_there_are() -> None:

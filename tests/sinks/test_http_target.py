@@ -88,6 +88,27 @@ def test_the_cloudevents_sdk_reads_what_was_sent(tmp_path: Path, mode: str) -> N
     assert str(event.get_extension("delayattempt")) == "2"
 
 
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize("mode", ["Binary", "Structured", "Plain"])
+def test_receiver_gets_the_trace_context_that_its_sender_left(tmp_path: Path, mode: str) -> None:
+    message = OutgoingMessage("id", NOW_MS, 1, b"{}", properties={"traceparent": PARENT, "tracestate": "a=b,c=d"})
+    request = sent(tmp_path, message, mode=mode)
+    assert (request.headers["traceparent"], request.headers["tracestate"]) == (PARENT, "a=b,c=d")
+    if mode != "Plain":
+        assert event_of(request).get_extension("traceparent") == PARENT
+
+
+@pytest.mark.parametrize("wrong", ["", "00-1", PARENT.upper(), f"{PARENT}\r\nX-Evil: 1", f" {PARENT}", "ä" * 55])
+def test_malformed_trace_context_is_left_out_and_the_message_delivered(tmp_path: Path, wrong: str) -> None:
+    for properties in ({"traceparent": wrong, "tracestate": "a=b"}, {"traceparent": PARENT, "tracestate": "a\nb"}):
+        headers = sent(tmp_path, OutgoingMessage("id", NOW_MS, 1, properties=properties), mode="Plain").headers
+        assert "tracestate" not in headers
+        assert headers.get("traceparent", PARENT) == PARENT
+        assert "X-Evil" not in headers
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 from delayapi.credentials import Tls
 
+from delayclient import tracing
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.agent import frames
@@ -167,6 +168,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="delaycluster agent: %(message)s")
+    tracing.switch_off()
     asyncio.run(run(socket.socket(fileno=int(sys.argv[1]))))
 
 

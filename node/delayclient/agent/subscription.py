@@ -22,6 +22,7 @@ from delayapi.codec import decode_message_batch
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.wirefields import WireError
 
+from delayclient import tracing
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.received import NoAcks, ReceivedBatch
 from delayclient.errors import DelayError
@@ -137,9 +138,12 @@ class Subscription:
         for row in range(taken):
             message, tag = batch[row], next(self._tags)
             self.deliveries[tag] = HeldDelivery(queue, message.offset, message.attempt)
-            header = {"tag": tag, "topic": queue.topic, "attempt": message.attempt, "due_ms": message.due_ms}
+            header: dict[str, Any] = {"tag": tag, "topic": queue.topic, "queue": queue.queue}
+            header |= {"attempt": message.attempt, "due_ms": message.due_ms, "handle": message.handle}
             try:
-                self._write({**header, "handle": message.handle, "key": message.key}, message.body)
+                found = message.properties
+                context = {name: found[name] for name in tracing.CONTEXT if name in found}
+                self._write({**header, "key": message.key, "properties": context}, message.body)
             except WireError:
                 _log.warning("%r is not a message that an SDK has sent: it is a dead letter now", message)
                 self.tell("dead", {"tags": [tag]})

@@ -20,6 +20,7 @@ from delayapi.durations import duration_ms
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.wirefields import WireError
 
+from delayclient import tracing
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.leases import RenewingAcks
 from delayclient.consumer.prefetch import Prefetch
@@ -234,6 +235,8 @@ class Consumer(ClusterUser):
         self._taken_s, self._taken_count = time.monotonic(), len(batch)
         self._prefetch.taken(len(batch))
         self._room.set()
+        if not self._runners and tracing.active():  # a handler's messages have a span each
+            tracing.received(batch, self.group)
         return batch
 
     def _measure(self) -> None:
@@ -354,9 +357,10 @@ class Consumer(ClusterUser):
     async def _work(self, handler: Handler, backoff_ms: int) -> None:
         while (message := await self._next()) is not None:
             try:
-                result = handler(message)
-                if inspect.isawaitable(result):
-                    await result
+                with tracing.processing(message, self.group):
+                    result = handler(message)
+                    if inspect.isawaitable(result):
+                        await result
             except Exception:
                 _log.exception("a handler failed; %r comes again", message)
                 message.nack(backoff_ms)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from django.utils import timezone
 
+from delayclient import tracing
 from delayclient.agent.client import Link, connect
 
 try:  # Django 6
@@ -69,7 +70,8 @@ class DelayBackend(BaseTaskBackend):
             call["at"] = math.ceil(
                 (timezone.make_aware(after) if timezone.is_naive(after) else after).timestamp() * 1000
             )
-        self._call(call, json.dumps(body).encode())
+        with tracing.sending(call["topic"], None) as properties:
+            self._call({**call, "properties": properties}, json.dumps(body).encode())
         object.__setattr__(result, "enqueued_at", timezone.now())
         task_enqueued.send(type(self), task_result=result)
         return result

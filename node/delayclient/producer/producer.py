@@ -21,6 +21,7 @@ from delayapi.durations import duration_ms, instant_ms, level_ms
 from delayapi.message_ids import hash_id
 from numpy.typing import NDArray
 
+from delayclient import tracing
 from delayclient.errors import Closed, DelayError, SendTimeout
 from delayclient.producer.batch import MAX_RECORD_BYTES, ExplicitBatch
 from delayclient.producer.requests import Messages, Times, too_large, too_long
@@ -61,6 +62,7 @@ class Producer(ClusterUser):
         self._closed = False
         self._born_ms = 0
         self._tail = b""
+        self._traced = False
 
     def send(
         self,
@@ -95,20 +97,27 @@ class Producer(ClusterUser):
         if now_ms != self._born_ms:
             self._born_ms = now_ms
             self._tail = record_tail(now_ms)
+            self._traced = tracing.active()
         hashed_id = b"" if message_id is None else hash_id(message_id)
         topics = self._with_ids if hashed_id else self._topics
         sender = topics.get(topic) or self._open_topic(topic, topics)
         delay_ms = when if relative else when - now_ms
         if delay_ms > sender.max_delay_ms:
             raise too_long(topic, delay_ms, sender.max_delay_ms)
-        head = record_head(len(body), key, tag, properties)
+        span = tracing.start_send(topic, properties) if self._traced else None
+        head = record_head(len(body), key, tag, properties if span is None else span.properties)
         size = len(head) + len(body) + len(self._tail)
         if size > MAX_RECORD_BYTES:
-            raise too_large(size)
+            error = too_large(size)
+            if span is not None:
+                span.failed(error)
+            raise error
         key_hash = zlib.crc32(key.encode()) if key else 0
         tag_hash = zlib.crc32(tag.encode()) if tag else 0
         future: asyncio.Future[SendResult] = self._loop.create_future()  # type: ignore[union-attr]
         self._budget.unresolved += 1
+        if span is not None:
+            future.add_done_callback(partial(_end_span, span))
         sender.send((when, relative, size, key_hash, tag_hash, hashed_id, future), (head, body, self._tail))
         if self._ticker is None:
             self._arm()
@@ -123,15 +132,19 @@ class Producer(ClusterUser):
         delay_ms: Times | None = None,
         keys: Sequence[str] | None = None,
         tags: Sequence[str] | str | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> BatchResult:
         """Sends n messages and waits until all are committed.
 
         `bodies`: list[bytes], or u8[n, size]. `due_ms` (since 1970 UTC) or `delay_ms`: i64[n] or one for all; neither:
-        at once. `keys`: n texts; `tags`: n texts or one for all.
+        at once. `keys`: n texts; `tags`: n texts or one for all; `properties`: those of each message.
         Raises ValueError, TypeError, TooLarge or DelayTooLong before anything is sent, and BatchFailed, which says what
         was stored and what not.
         """
-        messages = Messages.of(bodies, due_ms, delay_ms, keys, tags)
+        with tracing.sending(topic, properties, len(bodies)) as properties:
+            return await self._send_batch(topic, Messages.of(bodies, due_ms, delay_ms, keys, tags, properties))
+
+    async def _send_batch(self, topic: str, messages: Messages) -> BatchResult:
         sender = await self._routed(topic)
         messages.check_limits(topic, sender.max_delay_ms)
         stored: list[BatchPart] = []
@@ -159,7 +172,7 @@ class Producer(ClusterUser):
             part.future.add_done_callback(partial(settled, part))
         while parts:
             await asyncio.wait([part.future for part in parts])
-        result = BatchResult(len(bodies), stored)
+        result = BatchResult(len(messages.bodies), stored)
         if failures:
             raise BatchFailed(result, failures)
         return result
@@ -240,6 +253,16 @@ class Producer(ClusterUser):
 
 def _forget(topics: dict[str, TopicSender], sender: TopicSender) -> None:
     topics.pop(sender.topic, None)
+
+
+def _end_span(span: tracing.SendSpan, sent: asyncio.Future[SendResult]) -> None:
+    if sent.cancelled():
+        span.failed(asyncio.CancelledError("the sender gave up waiting"))
+    elif (error := sent.exception()) is not None:
+        span.failed(error)
+    else:
+        result = sent.result()
+        span.stored(result.queue, result.handle, result.due_ms)
 
 
 def _when(delay: int | str | timedelta | None, at: int | str | datetime | None, level: int | None) -> tuple[int, int]:

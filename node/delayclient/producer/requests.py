@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
@@ -27,13 +27,17 @@ _RECORD_OVERHEAD: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """n messages in columns: bodies, time i64[n] ms (delays when `relative`), keys and tags (one tag for all, or n)."""
+    """n messages in columns: bodies, time i64[n] ms (delays when `relative`), keys and tags (one tag for all, or n).
+
+    `properties`: of each of them.
+    """
 
     bodies: Bodies
     time: NDArray[np.int64]
     relative: bool
     keys: Sequence[str] | None
     tags: Sequence[str] | str | None
+    properties: Mapping[str, str] | None = None
 
     @classmethod
     def of(
@@ -43,6 +47,7 @@ class Messages:
         delay_ms: Times | None,
         keys: Sequence[str] | None,
         tags: Sequence[str] | str | None,
+        properties: Mapping[str, str] | None = None,
     ) -> Messages:
         """Checks that the columns fit together. Raises ValueError or TypeError."""
         n = len(bodies)
@@ -64,7 +69,7 @@ class Messages:
         if due_ms is None and times.min(initial=0) < 0:
             raise ValueError(f"a negative delay: {times.min()} ms")
         time_ms = np.ascontiguousarray(np.broadcast_to(times.astype("<i8"), (n,)))
-        return cls(bodies, time_ms, due_ms is None, keys, tags)
+        return cls(bodies, time_ms, due_ms is None, keys, tags, properties)
 
     def check_limits(self, topic: str, max_delay_ms: int) -> None:
         """Raises DelayTooLong or TooLarge for what the shard would refuse, before anything is sent."""
@@ -93,7 +98,7 @@ class Messages:
         tags = self.tags if self.tags is None or isinstance(self.tags, str) else _pick(self.tags, rows)
         keys = None if self.keys is None else _pick(self.keys, rows)
         bodies = _rows_of(self.bodies, rows) if isinstance(self.bodies, np.ndarray) else _pick(self.bodies, rows)
-        records = encode_records(bodies, born_ms, keys, tags)
+        records = encode_records(bodies, born_ms, keys, tags, self.properties)
         columns = EnqueueColumns(
             _rows_of(self.time, rows),
             b"\x01" * len(rows) if self.relative else b"",
@@ -111,7 +116,8 @@ class Messages:
             sizes = np.full(n, self.bodies.shape[1], np.int64)
         else:
             sizes = np.fromiter(map(len, self.bodies), np.int64, n)
-        return sizes + _RECORD_OVERHEAD
+        more = sum(len(name.encode()) + len(value.encode()) + 8 for name, value in (self.properties or {}).items())
+        return sizes + _RECORD_OVERHEAD + more
 
 
 def too_long(topic: str, delay_ms: int, max_delay_ms: int) -> DelayTooLong:

@@ -13,7 +13,7 @@ import numpy as np
 from delayapi import codec
 from delayapi.proto.delay.v1 import delay_pb2
 
-from tests.client.support.fakes import FakeNode, Refusal
+from tests.client.support.fakes import FakeNode, FakeShard, Refusal
 
 
 @dataclass
@@ -33,6 +33,10 @@ class FakeGroup:
     def release(self, bodies: list[bytes]) -> None:
         for body in bodies:
             self.records.append(delay_pb2.Message(body=body, key=f"k{len(self.records)}").SerializeToString())
+
+    def release_stored(self, shard: FakeShard) -> None:
+        """What producers have sent."""
+        self.records += [bytes(stored.record) for stored in shard.stored]
 
     def take(self, most: int, invisible_ms: int) -> bytes:
         now = time.monotonic()

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor, wait
+from types import SimpleNamespace
 from typing import Any, Final
 
 from delayapi.durations import duration_ms
@@ -16,6 +17,7 @@ from django.db import close_old_connections
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from delayclient import tracing
 from delayclient.agent.client import AgentLost, ClusterRefused, Link
 from delayclient.django.backend import DelayBackend, Task, TaskResultStatus, result_of
 
@@ -109,7 +111,8 @@ def run(backend: DelayBackend, body: bytes, header: dict[str, Any]) -> bool:
     close_old_connections()
     try:
         context = [TaskContext(task_result=result)] if task.takes_context else []
-        task.call(*context, *result.args, **result.kwargs)
+        with tracing.processing(SimpleNamespace(**header), backend.option("group")):
+            task.call(*context, *result.args, **result.kwargs)
         status = TaskResultStatus.SUCCESSFUL
     except Exception:
         _log.exception("task %s (%s) failed in attempt %d", result.id, message["task"], header["attempt"])
