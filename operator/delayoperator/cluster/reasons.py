@@ -59,6 +59,14 @@ class Reason(StrEnum):
     VERSIONS_MIXED = "VersionsMixed"  # nodes of different releases
     UPGRADE_NOT_FINALIZED = "UpgradeNotFinalized"  # all read a newer format, and a person has to say that it is written
     UP_TO_DATE = "UpToDate"
+    # Scaling, with spec.autoscaling: how many nodes the load to come needs
+    NODES_SUFFICE = "NodesSuffice"
+    MORE_NODES = "MoreNodes"
+    FEWER_NODES = "FewerNodes"
+    HERD_TOO_NEAR = "HerdTooNear"  # shards would move while the herd is delivered
+    TOO_FEW_QUEUES = "TooFewQueues"  # nodes without a shard of their own do not help
+    SCALING_WAITS = "ScalingWaits"  # for what the operator is changing
+    LOAD_UNKNOWN = "LoadUnknown"
     # Events only
     MANAGED_BY_ANOTHER = "ManagedByAnother"  # of an operator that leaves the cluster to the one that has claimed it
     OBJECT_APPLIED = "ObjectApplied"
