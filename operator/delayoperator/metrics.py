@@ -80,6 +80,8 @@ class OperatorCollector(Collector):
                 shards.add_metric([*where, state], number)
             nodes.add_metric([*where, "wanted"], seen.wanted_nodes)
             nodes.add_metric([*where, "ready"], sum(pod.ready for pod in seen.pods))
+            if seen.scaling is not None:
+                nodes.add_metric([*where, "advised"], seen.scaling.nodes)
         yield from (rounds, condition_gauge, shards, nodes, another, last_look, failovers)
 
 

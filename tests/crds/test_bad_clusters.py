@@ -117,6 +117,25 @@ def test_what_may_change_may_change() -> None:
         {"failover": {"leaseSeconds": 2}},
         {"rebalance": {"slot": "1m", "horizon": "366d"}},
         {"rebalance": {"slot": "24h", "horizon": "1d"}},
+        {"autoscaling": {"messagesPerSecond": 1}},
+        {
+            "autoscaling": {
+                "messagesPerSecond": 1,
+                "horizon": "10m",
+                "settle": "1m",
+                "podStart": "1s",
+                "maxLateness": "1s",
+            }
+        },
+        {
+            "autoscaling": {
+                "messagesPerSecond": 1,
+                "horizon": "12h",
+                "settle": "1d",
+                "podStart": "1h",
+                "maxLateness": "1m",
+            }
+        },
     ):
         changed = merged(GOOD, {"spec": change})
         assert apiserver.refusals(SCHEMA, changed, GOOD)[1:] == ([], []), change

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from delayapi.log_levels import LogLevel
 from delayapi.units import DAY_MS
+from delayoperator.cluster.node_scaling import ScalingSettings
 from delayoperator.crds import limits
 from delayoperator.crds.convert import DesiredCluster, DesiredSecurity, InvalidSpec, desired_of
 from delayoperator.crds.definitions import CLUSTER
@@ -115,6 +116,9 @@ def test_every_request_arrives() -> None:
                 "superUsers": ["group:admins"],
             },
             rebalance={"schedule": "0 3 * * *"},
+            autoscaling={
+                "messagesPerSecond": 900, "horizon": "3h", "settle": "30m", "podStart": "40s", "maxLateness": "5s",
+            },
         )
     )  # fmt: skip
     topic = TopicSpec(
@@ -139,6 +143,7 @@ def test_every_request_arrives() -> None:
     assert made.resources == {"requests": {"cpu": "2", "memory": "1Gi"}}
     assert made.rebalance is not None
     assert made.rebalance.schedule == "0 3 * * *"
+    assert made.scaling == ScalingSettings(900, 3 * 3_600_000, 1_800_000, 40_000, 5_000)
     pod = made.pod
     assert (pod.labels, pod.annotations, pod.node_selector) == ({"team": "shop"}, {"note": "x"}, {"disk": "ssd"})
     assert pod.affinity == {"nodeAffinity": {"anything": [1, {"a": None}]}}

@@ -141,6 +141,7 @@ def test_only_what_names_an_item_is_required_of_people() -> None:
     assert {path: names for path, names in required.items() if path.startswith(".spec")} == {
         ".spec.topics[]": ["name"],
         ".spec.rebalance.history": ["claimName"],
+        ".spec.autoscaling": ["messagesPerSecond"],
         ".spec.podTemplate.topologySpreadConstraints[]": ["topologyKey"],
         ".spec.podTemplate.imagePullSecrets[]": ["name"],
         ".spec.podTemplate.env[]": ["name"],

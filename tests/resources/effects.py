@@ -69,6 +69,7 @@ EFFECTS: Mapping[str, Effect] = {
     "security.tokens": Effect.LIVE,
     "security.superUsers": Effect.LIVE,
     "rebalance": Effect.OPERATOR,
+    "autoscaling": Effect.OPERATOR,
 }
 """By field of spec; a field that is not named is as its parent."""
 

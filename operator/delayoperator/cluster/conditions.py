@@ -1,10 +1,11 @@
-"""What a DelayCluster's status says: five conditions and some numbers, from everything that was seen.
+"""What a DelayCluster's status says: six conditions and some numbers, from everything that was seen.
 
 Ready         every shard is served: clients lack nothing
 Progressing   something that was asked for is on its way; which, and what it waits for
 Degraded      something needs a look, though clients may lack nothing: the worst first, each with its names
 Rebalancing   a DelayRebalance is being carried out
 Upgrading     nodes of two releases, or a newer format that is not final
+Scaling       with spec.autoscaling alone: the load to come needs another number of nodes than there is
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from delayoperator.cluster.annotations import Drains
+from delayoperator.cluster.node_scaling import NodeAdvice
 from delayoperator.cluster.pod_counts import Sizes
 from delayoperator.cluster.reasons import DEGRADED, Reason, with_page
 from delayoperator.cluster.restart import RestartPod, RestartWaits
@@ -49,7 +51,7 @@ class ClusterObservation:
     was_ready: the cluster has been complete before. problems: what went wrong at the edges of this round.
     rebalancing: which plans are carried out, and how far they are; "": none. orphans: copies without a DelayShard.
     security: the mode that holds for every pod.
-    paused_by, drains: who asked for it; "": it is not paused.
+    paused_by, drains: who asked for it; "": it is not paused. scaling: None without spec.autoscaling.
     """
 
     name: str
@@ -70,11 +72,12 @@ class ClusterObservation:
     orphans: OrphanReport = field(default_factory=OrphanReport)
     versions: NodesVersion = field(default_factory=NodesVersion)
     security: SecurityMode = SecurityMode.OFF
+    scaling: NodeAdvice | None = None
 
 
 def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:
     said = _ready(seen), _progressing(seen), _degraded(seen), _rebalancing(seen), _upgrading(seen)
-    return tuple(finished(it) for it in said)
+    return tuple(finished(it) for it in (*said, *_scaling(seen)))
 
 
 def finished(said: ConditionUpdate) -> ConditionUpdate:
@@ -131,6 +134,11 @@ def _upgrading(seen: ClusterObservation) -> ConditionUpdate:
     if versions.held:
         return ConditionUpdate("Upgrading", True, Reason.UPGRADE_NOT_FINALIZED, versions.held)
     return ConditionUpdate("Upgrading", False, Reason.UP_TO_DATE, f"format {versions.version} is written")
+
+
+def _scaling(seen: ClusterObservation) -> Iterator[ConditionUpdate]:
+    if (said := seen.scaling) is not None:
+        yield ConditionUpdate("Scaling", said.nodes != seen.wanted_nodes, said.reason, said.because)
 
 
 def _under_way(seen: ClusterObservation) -> Iterator[tuple[Reason, str]]:

@@ -22,6 +22,7 @@ from delayregistry.model import (
 from pydantic import ConfigDict, Field, StrictStr
 
 from delayoperator.crds import limits
+from delayoperator.crds.autoscaling import Autoscaling
 from delayoperator.crds.base import (
     ATOMIC,
     LIST_SET,
@@ -397,6 +398,9 @@ class DelayClusterSpec(Model):
         None,
         description="A job that looks at the load to come (the nodes' timer wheels) and proposes moves, as a "
         "DelayRebalance. Absent: none.",
+    )
+    autoscaling: Autoscaling | None = Field(
+        None, description="Says in status.autoscaling how many nodes the load to come needs. Absent: nothing is said."
     )
 
 

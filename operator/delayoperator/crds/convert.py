@@ -17,7 +17,9 @@ from delayregistry.model import MAX_HORIZON_DAYS, MAX_QUEUES, BadSpec, ClusterSp
 from delayregistry.security import AuthorizationMode, IssuerKind, SecuritySpec, TokenIssuer, Verification
 from pydantic import ValidationError
 
+from delayoperator.cluster.node_scaling import ScalingSettings
 from delayoperator.crds import limits
+from delayoperator.crds.autoscaling import Autoscaling
 from delayoperator.crds.cluster import (
     DelayClusterSpec,
     Finalize,
@@ -93,6 +95,7 @@ class DesiredCluster:
     network: NetworkAccess | None = None
     security: DesiredSecurity = field(default_factory=lambda: DesiredSecurity())
     finalize: bool = True  # a newer format is written as soon as every node reads it
+    scaling: ScalingSettings | None = None  # spec.autoscaling
     allowed: AllowedNamespaces | None = None  # whose DelayTopics and DelayUsers count, beside its own namespace's
 
 
@@ -179,6 +182,8 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
                 yield Refusal(f"spec.{where}.{what}[{key}]", limits.ours(kind)["message"])
     if spec.rebalance is not None:
         yield from _rebalancing(spec.rebalance)
+    if spec.autoscaling is not None:
+        yield from _autoscaling(spec.autoscaling)
     if spec.security is not None:
         yield from _bad_security(spec.security)
     if spec.allowed_namespaces is not None:
@@ -249,6 +254,13 @@ def _rebalancing(rebalancing: Rebalancing) -> Iterator[Refusal]:
     if not slot_ms <= horizon_ms <= limits.LOOK_AHEAD_DAYS * DAY_MS:
         said = f"is {rebalancing.horizon}, and slot is {rebalancing.slot}; {limits.HORIZON_WORDS}"
         yield Refusal("spec.rebalance.horizon", said)
+
+
+def _autoscaling(autoscaling: Autoscaling) -> Iterator[Refusal]:
+    said = autoscaling.model_dump(by_alias=True)
+    for name, (least, most) in limits.AUTOSCALING_MS.items():
+        if not least <= _ms(said[name]) <= most:
+            yield Refusal(f"spec.autoscaling.{name}", f"is {said[name]}; allowed: {limits.AUTOSCALING_WORDS[name]}")
 
 
 def _label_maps(spec: DelayClusterSpec) -> Iterator[tuple[str, str, Mapping[str, str]]]:
@@ -349,6 +361,17 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         security=DesiredSecurity() if spec.security is None else _security(name, spec.security),
         finalize=spec.upgrade.finalize is Finalize.AUTOMATIC,
         allowed=spec.allowed_namespaces,
+        scaling=None if spec.autoscaling is None else _scaling(spec.autoscaling),
+    )
+
+
+def _scaling(autoscaling: Autoscaling) -> ScalingSettings:
+    return ScalingSettings(
+        per_node=autoscaling.messages_per_second,
+        horizon_ms=parse_duration_ms(autoscaling.horizon),
+        settle_ms=parse_duration_ms(autoscaling.settle),
+        pod_start_ms=parse_duration_ms(autoscaling.pod_start),
+        max_lateness_ms=parse_duration_ms(autoscaling.max_lateness),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from delayapi.units import DAY_MS, HOUR_MS
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayregistry.model import MAX_HORIZON_DAYS
 
 from delayoperator.crds.base import Json, rule
@@ -241,6 +241,25 @@ REBALANCING: Final = (
         "approval AutomaticBelow needs automaticBelow: the largest plan that is carried out unasked",
         field=".automaticBelow",
     ),
+)
+
+AUTOSCALING_MS: Final = {
+    "horizon": (10 * MINUTE_MS, 12 * HOUR_MS),  # 12 h in minutes, of 1,000 shards, are most of what a node answers
+    "settle": (MINUTE_MS, DAY_MS),
+    "podStart": (1_000, HOUR_MS),
+    "maxLateness": (1_000, MINUTE_MS),
+}
+AUTOSCALING_WORDS: Final = {
+    "horizon": "10m to 12h", "settle": "1m to 24h", "podStart": "1s to 1h", "maxLateness": "1s to 1m",
+}  # fmt: skip
+AUTOSCALING: Final = tuple(
+    rule(
+        f"[{_ms(f'self.{field}')}].all(n, n >= {least}.0 && n <= {most}.0)",
+        f"autoscaling.{field} must be {AUTOSCALING_WORDS[field]}",
+        says=f"'autoscaling.{field} is ' + self.{field} + '; allowed: {AUTOSCALING_WORDS[field]}'",
+        field=f".{field}",
+    )
+    for field, (least, most) in AUTOSCALING_MS.items()
 )
 
 SLOT_WORDS: Final = "allowed: 1m to 24h"

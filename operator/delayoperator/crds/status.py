@@ -48,6 +48,16 @@ class NodeLocationModel(Model):
     zone: Text | None = Field(None, description="What may fail with that machine, where it is known.")
 
 
+class AutoscalingStatus(Model):
+    """What spec.autoscaling makes of the load to come."""
+
+    desired: Int | None = Field(None, ge=1, description="How many nodes there should be now.")
+    because: str = Field("", max_length=4_096, description="Why so many: the most that is to come, and when.")
+    at: Timestamp | None = Field(
+        None, description="When that was said; it is said again every five minutes, whether or not it changes."
+    )
+
+
 class DelayClusterStatus(Model):
     """What the cluster is, as its operator sees it."""
 
@@ -59,7 +69,8 @@ class DelayClusterStatus(Model):
         max_length=32,
         description="Ready: every shard is served. Progressing: the operator is changing something. Degraded: "
         "copies are missing, or something needs a person. Rebalancing: moves of a plan are under way. Upgrading: nodes "
-        "of two releases run, or a newer format is not final.",
+        "of two releases run, or a newer format is not final. Scaling, with spec.autoscaling: another number of nodes "
+        "is needed.",
         json_schema_extra=list_map("type"),
     )
     nodes: Int | None = Field(None, ge=0, description="Pods that there are.")
@@ -87,6 +98,9 @@ class DelayClusterStatus(Model):
         None,
         description="The release of the operator that looks after the cluster: the nodes' too, unless spec.image names "
         "another.",
+    )
+    autoscaling: AutoscalingStatus | None = Field(
+        None, description="How many nodes the load to come needs, with spec.autoscaling: an autoscaler follows it."
     )
     operator: ClaimingOperator | None = Field(
         None,

@@ -36,6 +36,7 @@ from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import CERTIFICATE, CONFIG_MAP, DELAY_CLUSTER, SERVICE, STATEFUL_SET
 from delayoperator.kube.namespace_labels import NamespaceLabels
+from delayoperator.kube.node_scaling import NodeScaler
 from delayoperator.kube.observe import LiveObjects, Observer
 from delayoperator.kube.own_ca import OwnAuthority
 from delayoperator.kube.own_token import OwnAccount
@@ -125,6 +126,7 @@ class ClusterReconciler:
         self._schedules = ScheduleKeeper(api, registry, namespace, name, clock, namespaces)
         self._users = Users(api, namespace, name, clock, namespaces)
         self._sinks = Sinks(api, namespace, name, clock)
+        self._scaler = NodeScaler(registry, clock)
         self._applier = Applier(api, self.record_event)
         self._authority = OwnAuthority(api, clock, self.record_event)
         self._restarter = PodRestarter(api, self.record_event)
@@ -261,6 +263,13 @@ class ClusterReconciler:
             versions=versions,
             security=secured.mode,
         )
+        scaling_s: float | None = None
+        if desired.scaling is not None:
+            advice, scaling_s = self._scaler.advise(
+                desired.scaling, desired.cluster, observation, body.get("status") or {}, found,
+                None if shards is None else shards.new_prober,
+            )  # fmt: skip
+            observation = replace(observation, scaling=advice)
         if shards is not None:
             self._report_actions(shards)
         result = self._finish(body, observation, outcome, live, view.image)
@@ -269,7 +278,7 @@ class ClusterReconciler:
             wrote=result.wrote or rebalanced.wrote or sinks.wrote,
             soon=settled is not counted,
             again_s=min(
-                (it for it in (rebalanced.again_s, topics_s, schedules_s, sinks.again_s) if it is not None),
+                (it for it in (rebalanced.again_s, topics_s, schedules_s, sinks.again_s, scaling_s) if it is not None),
                 default=None,
             ),
         )

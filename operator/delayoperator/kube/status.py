@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 
 from delayoperator.cluster.conditions import ClusterObservation, ClusterProblem, ConditionUpdate, finished
+from delayoperator.cluster.node_scaling import NodeAdvice
 from delayoperator.cluster.reasons import Reason
 from delayoperator.cluster.shard_summary import ordinal
 from delayoperator.kube.api import Api, Json
@@ -17,7 +18,13 @@ from delayoperator.plan.topology import NodeLocation
 
 NOT_READY = (Reason.SHARDS_NOT_SERVED, Reason.NO_NODES_READY)  # of a cluster that was ready before
 RELEASE = metadata.version("delaycluster")  # of this operator
-QUIET = (Reason.HEALTHY, Reason.NOT_REBALANCING, Reason.SETTLED, Reason.UP_TO_DATE)  # of a new cluster: no event
+QUIET = (
+    Reason.HEALTHY,
+    Reason.NOT_REBALANCING,
+    Reason.SETTLED,
+    Reason.UP_TO_DATE,
+    Reason.NODES_SUFFICE,
+)  # of a new cluster: no event
 
 
 def was_ready(status: Json) -> bool:
@@ -60,7 +67,12 @@ def status_of(
         "version": RELEASE,
         "security": seen.security.value,
         "image": image,
+        "autoscaling": None if seen.scaling is None else _autoscaling(seen.scaling),
     }
+
+
+def _autoscaling(said: NodeAdvice) -> Json:
+    return {"desired": said.nodes, "because": said.because, "at": _time(said.at_ms)}
 
 
 def _locations(nodes: Mapping[str, ObservedNode]) -> list[Json]:
@@ -94,8 +106,12 @@ def _condition(said: ConditionUpdate, old: Json, generation: int, wall_ms: int) 
         "reason": str(said.reason),
         "message": said.message,
         "observedGeneration": generation,
-        "lastTransitionTime": since or datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lastTransitionTime": since or _time(wall_ms),
     }
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def changed(before: Json, after: Json) -> Json:
