@@ -19,6 +19,7 @@ from delayclient.admin.views import (
     AccessView,
     CancelledByKey,
     DeletedGroup,
+    Forecast,
     GroupQueue,
     Outcome,
     Pending,
@@ -260,6 +261,9 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
 
     def wheel(self, topic: str = "", **options: Any) -> list[Wheel]:
         return self._thread.run(self._inner.wheel(topic, **options))
+
+    def forecast(self, topic: str = "", group: str = "", **options: Any) -> list[Forecast]:
+        return self._thread.run(self._inner.forecast(topic, group, **options))
 
     def groups(self, topic: str, group: str = "") -> list[GroupQueue]:
         return self._thread.run(self._inner.groups(topic, group))

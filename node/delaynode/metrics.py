@@ -25,6 +25,7 @@ LATENESS_MS = (1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 2_000, 5_000, 15_00
 LATENCY_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 125, 250, 500, 1_000, 10_000)
 
 
+DUE_WITHIN_SECONDS = (60, 300, 900, 3600)
 MAX_GROUP_LABELS = 1_000  # groups that are counted by name; those beyond are `other` of no topic
 MAX_QUOTA_LABELS = 1_000  # series; principals beyond are counted as `other`
 MAX_SCALAR_VALUES = 16  # so many values are counted faster one by one than by NumPy
@@ -79,10 +80,10 @@ class GroupLoad:
 
 @dataclass(frozen=True, slots=True)
 class TopicLoad:
-    """A topic's shards on this node: messages pending, and due within 1, 5 and 60 minutes; dead letters."""
+    """A topic's shards on this node: messages pending, and due within DUE_WITHIN_SECONDS; dead letters."""
 
     pending: int
-    due_within: tuple[int, int, int]
+    due_within: tuple[int, ...]
     dead: int = 0  # of all groups, those that were redriven and are not done included
     dead_full: bool = False  # some group of some shard has as many as it may
     groups: dict[str, GroupLoad] = field(default_factory=dict)
@@ -214,8 +215,8 @@ class NodeCollector(Collector):
         due = GaugeMetricFamily("delay_due_messages", "Messages due within `le` seconds", labels=["topic", "le"])
         for topic, load in self.loads.items():
             pending.add_metric([topic], load.pending)
-            for seconds, count in zip(("60", "300", "3600"), load.due_within, strict=True):
-                due.add_metric([topic, seconds], count)
+            for seconds, count in zip(DUE_WITHIN_SECONDS, load.due_within, strict=True):
+                due.add_metric([topic, str(seconds)], count)
         dead = GaugeMetricFamily("delay_dead_letters", "Dead letters kept, redriven ones included", labels=["topic"])
         full = GaugeMetricFamily(
             "delay_dead_letters_full", "1: a group has as many in a shard as it may", labels=["topic"]

@@ -69,7 +69,7 @@ WHO |= {"forwarded": Identity("token:anybody", IdentityKind.FORWARDED)}
 ALWAYS = {"super", "node", "operator", "forwarded"}
 DESCRIBERS = ALWAYS | {"produce", "consume", "cancel", "browse", "describe", "manage", "rebalance"}
 MAY = {
-    "QueryRoute": DESCRIBERS, "GetWheel": DESCRIBERS, "DescribeGroup": DESCRIBERS,
+    "QueryRoute": DESCRIBERS, "GetWheel": DESCRIBERS, "Forecast": DESCRIBERS, "DescribeGroup": DESCRIBERS,
     "Enqueue": ALWAYS | {"produce"}, "EnqueueStream": ALWAYS | {"produce"},
     "Receive": ALWAYS | {"consume"}, "ReceiveStream": ALWAYS | {"consume"}, "Fetch": ALWAYS | {"consume"},
     "Ack": ALWAYS | {"consume"}, "Nack": ALWAYS | {"consume"},

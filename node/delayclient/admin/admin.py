@@ -19,6 +19,7 @@ from delayclient.admin.views import (
     AccessView,
     CancelledByKey,
     DeletedGroup,
+    Forecast,
     GroupQueue,
     NodeView,
     Outcome,
@@ -26,6 +27,7 @@ from delayclient.admin.views import (
     Rescheduled,
     Wheel,
     column,
+    forecast_of,
     group_of,
     node_of,
     pending_rows,
@@ -178,6 +180,17 @@ class Admin(ClusterUser):
             return [wheel_of(wheel, answer.now_ms) for wheel in answer.shards]
 
         return [wheel for wheels in await together(map(one, shards)) for wheel in wheels]
+
+    async def forecast(
+        self, topic: str = "", group: str = "", *, bucket: int | str | timedelta = "1m", buckets: int = 60
+    ) -> list[Forecast]:
+        """What a topic, or each of them, has coming, and what its groups, or this one, have to do already.
+
+        Raises Unavailable where a queue has no master that answers: no number is of less than all queues.
+        """
+        request = delay_pb2.ForecastRequest(topic=topic, group=group, bucket_ms=duration_ms(bucket), buckets=buckets)
+        answer = await self._ask_node("Forecast", request, delay_pb2.ForecastResponse.FromString)
+        return [forecast_of(one, answer) for one in answer.topics]
 
     # ------------------------------------------------------------------------------------------ groups
 

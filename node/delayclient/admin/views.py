@@ -186,6 +186,49 @@ class DeletedGroup:
     dead: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupForecast:
+    """What a group has to do on all queues. `unseen`: released messages kept on queues that do not know it yet.
+    `oldest_age_ms`: since the release of the oldest message that is not done; None: there is none."""
+
+    group: str
+    available: int
+    in_flight: int
+    waiting_retry: int
+    oldest_age_ms: int | None
+    unseen: int
+
+    @property
+    def lag(self) -> int:
+        """Released and not done, on the queues that know it."""
+        return self.available + self.in_flight + self.waiting_retry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forecast:
+    """A topic's load to come, all queues together: arrivals[i] messages are released within (i + 1) * bucket_ms from
+    now, those of schedules included, at the topic's maxReleasePerSecond."""
+
+    topic: str
+    now_ms: int
+    bucket_ms: int
+    arrivals: NDArray[np.int64]
+    pending: int
+    groups: dict[str, GroupForecast]
+
+
+def forecast_of(topic: delay_pb2.TopicForecast, answer: delay_pb2.ForecastResponse) -> Forecast:
+    """Raises DelayError when its column does not fit."""
+    groups = {
+        one.group: GroupForecast(
+            one.group, one.available, one.in_flight, one.waiting_retry, one.oldest_age_ms or None, one.unseen
+        )
+        for one in topic.groups
+    }
+    arrivals = column(topic.arrivals, "<i8", answer.buckets)
+    return Forecast(topic.topic, answer.now_ms, answer.bucket_ms, arrivals, topic.pending, groups)
+
+
 def pending_rows(topic: str, queue: int, batch: delay_pb2.PendingBatch) -> list[Pending]:
     """The rows of a page. Raises DelayError when its columns do not fit together."""
     n = batch.count

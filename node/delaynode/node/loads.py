@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
-from delaynode.metrics import GroupLoad, TopicLoad
+import numpy as np
+
+from delaynode.metrics import DUE_WITHIN_SECONDS, GroupLoad, TopicLoad
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.store.shard import Shard
+from delaynode.store.timer.forecast import begin_forecast
+from delaynode.store.types import I64
+
+DUE_WITHIN_MS = np.array(DUE_WITHIN_SECONDS, np.int64) * 1000
 
 
 async def topic_loads(hosts: Iterable[ShardHost], now_ms: int) -> dict[str, TopicLoad]:
     """Per topic: what is pending and due soon, from the wheels of these shards, and what its groups have to do."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, I64] = {}
     dead: dict[str, tuple[int, bool]] = {}
     groups: dict[str, dict[str, GroupLoad]] = defaultdict(lambda: defaultdict(GroupLoad))
     for host in hosts:
-        start, width, count = await host.off_loop(host.shard.index.begin_count())
-        sums = found.setdefault(host.topic, [0, 0, 0, 0])
+        due = await arrivals(host, now_ms + DUE_WITHIN_MS)
+        sums = found.setdefault(host.topic, np.zeros(1 + len(DUE_WITHIN_MS), np.int64))
         sums[0] += host.shard.index.pending
         kept, full = host.shard.consumers.dead_letter_usage()
         before, was_full = dead.get(host.topic, (0, False))
         dead[host.topic] = before + kept, was_full or full
-        for at, seconds in enumerate((60, 300, 3600)):
-            part = ((now_ms + seconds * 1000 - start) / width).clip(0.0, 1.0)  # slots are taken to be even
-            sums[at + 1] += int((part * count).sum())
+        sums[1:] += due
         for name in host.shard.consumers.groups:
             groups[host.topic][name] += group_load(host.shard, name, now_ms)
-    return {topic: TopicLoad(s[0], (s[1], s[2], s[3]), *dead[topic], dict(groups[topic])) for topic, s in found.items()}
+    return {
+        topic: TopicLoad(pending, tuple(due_within), *dead[topic], dict(groups[topic]))
+        for topic, (pending, *due_within) in ((topic, sums.tolist()) for topic, sums in found.items())
+    }
+
+
+def arrivals(host: ShardHost, edges: I64) -> Awaitable[I64]:
+    """How many messages of the shard are due before each of these times, ascending ms (k,) -> (k,): pending ones, and
+    those of schedules that will fire."""
+    pending, firings = begin_forecast(host.shard.index), host.schedules.begin_forecast(int(edges[-1]))
+    return host.off_loop(lambda: pending(edges) + firings().searchsorted(edges))
 
 
 def group_load(shard: Shard, name: str, now_ms: int) -> GroupLoad:

@@ -29,6 +29,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "ListDeadLetters": Operation.BROWSE,
     "QueryRoute": Operation.DESCRIBE,  # asked for all topics it tells of those
     "GetWheel": Operation.DESCRIBE,  # likewise, asked for a whole node
+    "Forecast": Operation.DESCRIBE,  # likewise
     "DescribeGroup": Operation.DESCRIBE,
     "DeleteGroup": Operation.MANAGE_GROUP,
     "ResolveDeadLetters": Operation.MANAGE_GROUP,

@@ -22,6 +22,7 @@ from delaynode.server.dispatch import Dispatch, ServeShard, parse, small
 from delaynode.server.edge import Body, Call, Methods, Serve
 from delaynode.server.handlers.consume import ConsumeCalls
 from delaynode.server.handlers.enqueue import EnqueueCalls
+from delaynode.server.handlers.forecast import Forecasts
 from delaynode.server.handlers.node_calls import NodeCalls
 from delaynode.server.handlers.pending import PendingCalls
 from delaynode.server.handlers.schedules import ScheduleCalls
@@ -45,6 +46,7 @@ class DelayService:
         self.pending = PendingCalls(self.dispatch)
         self.scheduling = ScheduleCalls(self.dispatch)
         self.nodes = NodeCalls(self.dispatch)
+        self.forecasts = Forecasts(self.dispatch)
 
     def methods(self) -> Methods:
         consuming, pending, scheduling = self.consuming, self.pending, self.scheduling
@@ -72,6 +74,7 @@ class DelayService:
         calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
         calls["Fetch"] = self.dispatch.for_shard("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
         calls |= self.nodes.calls()
+        calls["Forecast"] = self.forecasts.forecast
         calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}
         streams = {
             "CallStream": CallStreams(self.dispatch, {name: calls[name] for name in STREAMED}).call_stream,

@@ -53,6 +53,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
 }
 NODE_METHODS: dict[str, tuple[Any, Any]] = {  # calls about a node, not about a shard
     "DescribeNode": (pb.DescribeNodeRequest, pb.NodeState),
+    "Forecast": (pb.ForecastRequest, pb.ForecastResponse),
     "AcceptClock": (pb.AcceptClockRequest, pb.AcceptClockResponse),
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from delaynode.store.queue.rate_limit import BURST_MS, DEBT_MS, RateLimit, share
+import numpy as np
+from delaynode.store.queue.rate_limit import BURST_MS, DEBT_MS, RateLimit, paced, share
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,20 @@ def test_the_queues_of_a_topic_have_its_rate_together_and_none_has_nothing(rate:
     assert sum(parts) == max(rate, queues)
     assert min(parts) >= 1
     assert max(parts) - min(parts) <= 1
+
+
+@given(st.integers(1, 10**4), st.lists(st.integers(0, 10**4), min_size=1, max_size=50), st.integers(1, 90))
+def test_a_forecast_is_of_what_the_rate_lets_through(rate: int, coming: list[int], step_s: int) -> None:
+    """Second by second: what is due waits for a token, which no second can save for the next."""
+    after_ms = 1000 * step_s * np.arange(1, len(coming) + 1)
+    waiting, released, expected = 0, 0, []
+    for count in coming:
+        waiting += count
+        for _ in range(step_s):
+            now = min(waiting, rate)
+            waiting, released = waiting - now, released + now
+        expected.append(released)
+    assert paced(np.cumsum(coming), rate, after_ms).tolist() == expected
 
 
 @given(st.integers(1, 10**6), st.integers(1, 20_000), st.lists(st.integers(0, 50), max_size=50))

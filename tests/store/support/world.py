@@ -27,6 +27,7 @@ from delaynode.store.queue.consume_queue import QUEUED_BYTES
 from delaynode.store.queue.schedules import ScheduleState
 from delaynode.store.shard import Shard
 from delaynode.store.timer.cascade import CascadeJob
+from delaynode.store.timer.forecast import begin_forecast
 from delaynode.store.timer.jobs import LoadJob
 from delaynode.store.types import MAX_SEQ, Records
 
@@ -440,3 +441,17 @@ class WorldBase:
             times, widths, counts = (column.tolist() for column in self.shard.index.begin_count(end)())
             part = {(t, w): c for t, w, c in zip(times, widths, counts, strict=True) if first < t < end}
             assert part == {(t, w): count for (t, w), count in expected.items() if t < end}
+        self.check_forecast(first, bound)
+
+    def check_forecast(self, first: int, bound: int) -> None:
+        """Never later than in the model; as in the model within the window, and by whole slots too early beyond it."""
+        live = np.sort(np.array([due for due, _ in self.model.live], np.int64))
+        windowed = self.shard.index.window.bound.due
+        near = live[:: max(1, len(live) // 50)] + 1
+        edges = np.unique(np.concatenate((near, [first, first + 30_000, windowed, windowed + 1, bound, 2**62])))
+        got = begin_forecast(self.shard.index)(edges)
+        width = np.where(edges <= bound, MINUTE_MS, HOUR_MS)
+        exact, by_slots = live.searchsorted(edges), live.searchsorted(edges - edges % -width)
+        assert (exact <= got).all()
+        assert (got <= by_slots).all()
+        assert (got[edges <= windowed] == exact[edges <= windowed]).all()

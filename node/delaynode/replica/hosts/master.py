@@ -343,9 +343,14 @@ class ShardHost(CopyHost):
         pace.owe(self.shard.queue.end - self._paced_end, now_ms)
         self._paced_end = self.shard.queue.end
 
+    @property
+    def release_rate(self) -> int | None:
+        """Messages per second that this shard may release; None: no cap."""
+        return None if self._rate_limit is None else self._rate_limit.rate
+
     def set_release_rate(self, rate: int | None) -> None:
-        """rate: messages per second that this shard may release; None: no cap."""
-        if rate == (self._rate_limit.rate if self._rate_limit is not None else None):
+        """rate: see release_rate."""
+        if rate == self.release_rate:
             return
         now = self.resources.clock.now_ms()
         if rate is None:

@@ -6,6 +6,7 @@ next time reckoned, once, and written. One that can't be reckoned is paused, wit
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,11 +32,13 @@ from delaynode.store.log.frames import (
 from delaynode.store.log.incoming_batch import MAX_BATCH_BYTES, IncomingBatch
 from delaynode.store.queue.schedules import ScheduleState
 from delaynode.store.shard import Shard
+from delaynode.store.types import I64
 
 MAX_SCHEDULES = 100_000  # of a shard, which is of a topic: about 1 KiB of memory each, and their definitions
 MAX_DEFINITION_BYTES = 64 << 20  # of all schedules of a shard
 MAX_FIRED = 256  # schedules in one frame: some 10 ms of the event loop
 MAX_FIRED_BYTES = 1 << 20  # of their messages, about
+MAX_RECKONED = 1_000  # firings of a forecast beyond what is armed: some 50 ms of a thread
 
 _TIMES = ("cron", "every", "at", "zone", "daylight_saving", "start", "end", "max_firings", "jitter", "id")
 
@@ -99,6 +102,26 @@ class ScheduleMaster:
         fired = sum(bool(one.flags & FIRED) for one in firings)
         skipped = sum(bool(one.flags & SKIPPED) for one in firings)
         return Fired(fired, skipped, sum(one.missed for one in firings), self.next_due() <= now_ms)
+
+    def begin_forecast(self, before_ms: int) -> Callable[[], I64]:
+        """For any thread: when messages of firings to come are due, ms, ascending, before `before_ms`.
+
+        Of each schedule what is armed; of the first MAX_RECKONED what follows it too, MAX_RECKONED firings in all.
+        """
+        armed = self._shard.schedules.dues_before(before_ms)
+        first = self._shard.schedules.due_by(before_ms - 1, MAX_RECKONED)
+
+        def run() -> I64:
+            more: list[int] = []
+            for state in first:
+                schedule = pb.ScheduleState.FromString(state.definition).schedule
+                most = MAX_RECKONED - len(more)
+                if schedule.max_firings:
+                    most = min(most, schedule.max_firings - state.fired - 1)
+                more += _following(schedule, state.nominal, before_ms, most)
+            return np.sort(np.concatenate((armed, np.array(more, np.int64))))
+
+        return run
 
     def _firing(self, state: ScheduleState, definition: pb.ScheduleState, now_ms: int) -> Firing:
         schedule = definition.schedule
@@ -261,6 +284,18 @@ def _only_times(schedule: pb.Schedule) -> pb.Schedule:
         if field.name not in _TIMES:
             kept.ClearField(field.name)
     return kept
+
+
+def _following(schedule: pb.Schedule, nominal_ms: int, before_ms: int, most: int) -> list[int]:
+    """When the firings after that nominal time are due, up to `most`. One that can't be reckoned has none."""
+    found: list[int] = []
+    with contextlib.suppress(Exception):  # as fire_due(): rules of zones change
+        while len(found) < most and (due := schedule_times.following(schedule, nominal_ms)) is not None:
+            if due.due_ms >= before_ms:
+                break
+            found.append(due.due_ms)
+            nominal_ms = due.nominal_ms
+    return found
 
 
 def _due(state: ScheduleState) -> Due | None:

@@ -7,6 +7,10 @@ tokens to come. So what waits keeps at least half of the rate, however many ordi
 
 from __future__ import annotations
 
+import numpy as np
+
+from delaynode.store.types import I64
+
 BURST_MS = 100  # what an idle shard may release at once
 CHUNK_MS = 20  # a shard behind its cap releases so much at a time: a tick costs a sync
 DEBT_MS = 1_000
@@ -17,6 +21,13 @@ def share(rate: int, queues: int, queue: int) -> int:
     """The part of a topic's rate, messages per second, that one of its queues has: they add up to the rate, but no
     queue has less than 1/s."""
     return max(1, rate // queues + (queue < rate % queues))
+
+
+def paced(due: I64, rate: int, after_ms: I64) -> I64:
+    """Of messages that are due by times so long from now, ascending ms (k,), how many are released by then: (k,)."""
+    tokens = rate * after_ms // 1000
+    released: I64 = tokens + np.minimum(np.minimum.accumulate(due - tokens), 0)
+    return released
 
 
 class RateLimit:

@@ -112,6 +112,11 @@ class Schedules:
             for row, values in zip(rows.tolist(), columns, strict=True)
         ]
 
+    def dues_before(self, time_ms: int) -> I64:
+        """When the firings that are armed are due, of those before `time_ms`, ascending."""
+        due = self._columns["due"][: len(self._ids)]
+        return np.sort(due[due < time_ms])
+
     # ------------------------------------------------------------ frames
     def apply(self, change: ScheduleChange, wall_ms: int, end: int) -> None:
         """A SCHEDULE of `wall_ms` that ends at log offset `end`."""

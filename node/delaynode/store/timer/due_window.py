@@ -8,6 +8,7 @@ the latest rows; they are read from the wheel again when they are near.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from heapq import heappop, heappush
 
@@ -206,11 +207,22 @@ class DueWindow:
 
     def count_below(self, due_ms: int) -> int:
         """How many live rows are due before `due_ms`."""
+        return int(self.begin_count()(np.array([due_ms]))[0])
+
+    def begin_count(self) -> Callable[[I64], I64]:
+        """For any thread: how many live rows are due before each of these times, ms (k,) -> (k,)."""
         self.flush_arrivals()
-        ends = [max(run.at, int(np.searchsorted(run.due, due_ms))) for run in self._runs]
-        return sum(
-            int(np.count_nonzero(run.offset[run.at : end] >= 0)) for run, end in zip(self._runs, ends, strict=True)
-        )
+        runs = [(run.due, run.offset, run.at) for run in self._runs]
+
+        def count(edges: I64) -> I64:
+            counts = np.zeros(len(edges), np.int64)
+            for due, offset, at in runs:
+                rows = np.maximum(due.searchsorted(edges), at)
+                dead = np.flatnonzero(offset[at : rows.max(initial=at)] < 0) + at
+                counts += rows - at - dead.searchsorted(rows)
+            return counts
+
+        return count
 
     def drain(self, target: Pair, max_rows: int, max_live: int | None = None) -> ReleasedColumns:
         """Remove what is at or below `target`, at most `max_rows` rows and `max_live` live ones, in (due, seq) order.

@@ -492,6 +492,62 @@ class ShardWheel(_message.Message):
     next_due_ms: int
     def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., node: _Optional[str] = ..., slot_start: _Optional[bytes] = ..., slot_width: _Optional[bytes] = ..., messages: _Optional[bytes] = ..., bytes: _Optional[bytes] = ..., watermark_ms: _Optional[int] = ..., pending: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., released: _Optional[int] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., oldest_ms: _Optional[int] = ..., next_due_ms: _Optional[int] = ...) -> None: ...
 
+class ForecastRequest(_message.Message):
+    __slots__ = ("topic", "group", "bucket_ms", "buckets", "own")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_MS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    group: str
+    bucket_ms: int
+    buckets: int
+    own: bool
+    def __init__(self, topic: _Optional[str] = ..., group: _Optional[str] = ..., bucket_ms: _Optional[int] = ..., buckets: _Optional[int] = ..., own: _Optional[bool] = ...) -> None: ...
+
+class ForecastResponse(_message.Message):
+    __slots__ = ("now_ms", "bucket_ms", "buckets", "topics")
+    NOW_MS_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_MS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    now_ms: int
+    bucket_ms: int
+    buckets: int
+    topics: _containers.RepeatedCompositeFieldContainer[TopicForecast]
+    def __init__(self, now_ms: _Optional[int] = ..., bucket_ms: _Optional[int] = ..., buckets: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicForecast, _Mapping]]] = ...) -> None: ...
+
+class TopicForecast(_message.Message):
+    __slots__ = ("topic", "queues", "arrivals", "pending", "groups")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queues: _containers.RepeatedScalarFieldContainer[int]
+    arrivals: bytes
+    pending: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupForecast]
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[_Iterable[int]] = ..., arrivals: _Optional[bytes] = ..., pending: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupForecast, _Mapping]]] = ...) -> None: ...
+
+class GroupForecast(_message.Message):
+    __slots__ = ("group", "available", "in_flight", "waiting_retry", "oldest_age_ms", "unseen")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_RETRY_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    available: int
+    in_flight: int
+    waiting_retry: int
+    oldest_age_ms: int
+    unseen: int
+    def __init__(self, group: _Optional[str] = ..., available: _Optional[int] = ..., in_flight: _Optional[int] = ..., waiting_retry: _Optional[int] = ..., oldest_age_ms: _Optional[int] = ..., unseen: _Optional[int] = ...) -> None: ...
+
 class DescribeGroupRequest(_message.Message):
     __slots__ = ("topic", "queue", "group")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
