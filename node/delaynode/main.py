@@ -17,6 +17,7 @@ from typing import Any
 # are for RSA keys, which no listener has. The suites of TLS 1.3 are always there.
 os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 
+from aiohttp import web
 from delayapi.address import split
 from delayapi.events import EventLog, take_library_records
 from delayapi.log_levels import LogLevel
@@ -33,12 +34,12 @@ from delaynode.server.callers import Callers
 from delaynode.server.compiled_edge import CompiledEdge
 from delaynode.server.doors.doors import Doors
 from delaynode.server.doors.http_json import HttpDoor
-from delaynode.server.doors.http_port import HttpPort
 from delaynode.server.edge import Methods
 from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.handlers.rows import RowCalls
-from delaynode.server.http import serve_http
-from delaynode.server.listeners import Listener, http_listeners, listeners_of
+from delaynode.server.health_port import serve_http
+from delaynode.server.http_port import HttpPort
+from delaynode.server.listeners import Listener, NewestContext, http_listeners, listeners_of
 from delaynode.server.metrics_port import serve_metrics
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
 from delaynode.server.replica_status import ReplicationService
@@ -142,7 +143,7 @@ async def serve(config: NodeConfig) -> None:
     else:
         log("stopping")
         await node.stop()
-    await http.cleanup()
+    await http.close()
     if metrics is not None:
         await metrics.close()
     await _calls_ended()
@@ -174,7 +175,7 @@ async def _serve_calls(
     edge = _edge(node, rows, services, listeners, callers)
     door.open(doors.messages.methods())
     ports = [
-        HttpPort(doors.over_http(node, one, callers), one, config, log)
+        _http_port(doors.over_http(node, one, callers), one, config, log)
         for one in http_listeners(config, node.certificates)
     ]
     await node.prepare()
@@ -197,6 +198,16 @@ async def _serve_calls(
     await doors.close()
     await rows.close()
     await service.dispatch.forwarder.close()
+
+
+def _http_port(door: HttpDoor, listener: Listener, config: NodeConfig, log: Logger) -> HttpPort:
+    """For MessageService, by that listener."""
+    app = web.Application()
+    app.add_routes(door.routes())
+    return HttpPort(
+        app, listener.config.listen, config.max_connections, log, left=door.left,
+        context=NewestContext(listener) if listener.config.tls else None, age_s=config.security.connection_age_s,
+    )  # fmt: skip
 
 
 def _edge(

@@ -7,11 +7,10 @@ or nodes. What is behind a word is in the log and in `delayctl nodes list`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from delayapi.address import listen, split
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delaynode.metrics import NodeCollector, registry_of
@@ -52,8 +51,8 @@ def new_runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(app, access_log=None, logger=logger, handler_cancellation=True, keepalive_timeout=KEEPALIVE)
 
 
-async def serve_http(node: Node, address: str, more: Iterable[web.RouteDef] = ()) -> web.AppRunner:
-    """Listen on HOST:PORT; the caller cleans the runner up. more: what is served there besides."""
+def common_routes(node: Node) -> list[web.RouteDef]:
+    """Of the port that everybody may reach."""
 
     async def healthz(_: web.Request) -> web.Response:
         # For the kubelet, which ends processes that can't go on: the event loop answers, and what a node lives by runs
@@ -70,9 +69,4 @@ async def serve_http(node: Node, address: str, more: Iterable[web.RouteDef] = ()
     routes = [web.get("/healthz", healthz), web.get("/readyz", readyz)]
     if node.config.metrics_listener is None:
         routes.append(web.get("/metrics", metrics_handler(node)))
-    app = web.Application()
-    app.add_routes([*routes, *more])
-    runner = new_runner(app)
-    await runner.setup()
-    await web.SockSite(runner, listen(*split(address))).start()
-    return runner
+    return routes

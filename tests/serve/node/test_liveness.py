@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from delaynode.node.node import Node
-from delaynode.server.http import serve_http
+from delaynode.server.health_port import serve_http
 from delayregistry.model import Condition, ConditionType, TopicSpec
 from delayregistry.port import RegistryUnavailable
 
@@ -20,11 +20,11 @@ from tests.serve.support.fuzz_inside import Inside, OneNode
 async def asked(node: Node) -> tuple[int, str]:
     runner = await serve_http(node, "127.0.0.1:0")
     try:
-        host, port = runner.addresses[0]
+        host, port = runner.address
         async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/healthz") as answer:
             return answer.status, (await answer.text()).strip()
     finally:
-        await runner.cleanup()
+        await runner.close()
 
 
 def raising(error: Exception) -> Callable[..., None]:

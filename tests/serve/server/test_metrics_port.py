@@ -18,7 +18,7 @@ from delaylocal import ports
 from delaynode import config as configuration
 from delaynode.auth.identity import ANONYMOUS
 from delaynode.node.node import Node
-from delaynode.server.http import serve_http
+from delaynode.server.health_port import serve_http
 from delaynode.server.metrics_port import serve_metrics
 from delayregistry.model import TopicSpec
 from delayregistry.security import (
@@ -178,13 +178,13 @@ def test_the_common_port_has_them_only_where_there_is_no_other(tmp_path: Path) -
             assert (await it.get(scheme="http"))[0] == 200
             runner = await serve_http(it.node, "127.0.0.1:0")
             try:
-                host, port = runner.addresses[0]
+                host, port = runner.address
                 async with aiohttp.ClientSession() as session:
                     for path, status in (("metrics", 404), ("healthz", 200), ("readyz", 200)):
                         async with session.get(f"http://{host}:{port}/{path}") as answer:
                             assert answer.status == status, path
             finally:
-                await runner.cleanup()
+                await runner.close()
 
     run(story)
 
