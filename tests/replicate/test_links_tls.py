@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -382,6 +383,22 @@ async def test_whoever_does_not_end_a_handshake_is_cut_off_and_holds_nothing(mon
         await until("they are gone", lambda: links.unidentified == 0 and not links._securing)
         for sock in mute:
             sock.close()
+
+
+@running
+async def test_strangers_who_hold_all_places_keep_no_node_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that has not said who it is the longest goes, and the log says so once."""
+    monkeypatch.setattr(links_module, "MAX_UNIDENTIFIED", 5)
+    ca = Authority()
+    async with secured(Secured("n0", ca), Secured("n1", ca)) as made:
+        made.links["n1"].times = replace(QUICK, hello=600.0)
+        mute = [socket.create_connection(made.addresses["n1"][:2]) for _ in range(40)]
+        await until("places are taken", lambda: made.links["n1"].unidentified == 5)
+        await up(made)
+        assert len(made.events("peer-not-accepted")) == 1
+        for sock in mute:
+            sock.close()
+        await until("they are gone", lambda: made.links["n1"].unidentified == 0 and not made.links["n1"]._securing)
 
 
 @running

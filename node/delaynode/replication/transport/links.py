@@ -12,6 +12,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from delayapi.address import family_of, join
@@ -125,7 +126,7 @@ class Links:
         self.unidentified = 0
         self._wanted: tuple[str, ...] = ()
         self._kept: tuple[str, ...] = ()
-        self._securing: set[asyncio.Task[None]] = set()
+        self._securing: dict[asyncio.Task[None], None] = {}  # the oldest first
         self.origins: dict[tuple[str, str], PeerOrigin] = {}  # (node, incarnation)
         self._links: dict[str, _Link] = {}
         self._logged: dict[str, float] = {}  # reason -> when
@@ -238,9 +239,13 @@ class Links:
                 loop.call_later(FULL_SECONDS, self._accept_again)
                 return
             if self.unidentified >= MAX_UNIDENTIFIED:
-                self.log("peer-not-accepted", reason=f"{self.unidentified} connections have not said hello yet")
-                sock.close()
-                continue
+                reason = f"{MAX_UNIDENTIFIED} connections have not said hello yet: the oldest goes"
+                self.log_once("peer-not-accepted", reason=reason)
+                if (oldest := next(iter(self._securing), None)) is None:
+                    sock.close()
+                    continue
+                del self._securing[oldest]  # its place is this one's: strangers who hold places keep no node out
+                oldest.cancel()
             tune(sock, self.times)
             address = join(peer[0], peer[1])
             if self.security is None:
@@ -248,8 +253,8 @@ class Links:
                 continue
             self.unidentified += 1
             task = loop.create_task(self._begin(self.security, sock, address))
-            self._securing.add(task)
-            task.add_done_callback(self._securing.discard)
+            self._securing[task] = None
+            task.add_done_callback(partial(self._begun, sock))
 
     async def _begin(self, security: LinkSecurity, sock: socket.socket, address: str) -> None:
         """TLS or plain text, as the first byte says."""
@@ -276,8 +281,13 @@ class Links:
             raise
         else:
             self.accepted.add(PeerOrigin(self, sock, address, secured))
-        finally:
-            self.unidentified -= 1
+
+    def _begun(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        """_begin() is over, or never began."""
+        self._securing.pop(task, None)
+        self.unidentified -= 1
+        if task.cancelled():
+            sock.close()
 
     def _accept_again(self) -> None:
         if self._listener is not None:
