@@ -40,6 +40,7 @@ class Limits(TypedDict, total=False):
     max_unread_messages: int
     max_handshakes: int
     handshake_ms: int
+    crowded_ms: int
     header_ms: int
     request_idle_ms: int
     slow_request_ms: int

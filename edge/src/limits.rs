@@ -65,6 +65,8 @@ limits! {
     max_handshakes: 1_000,
     /// For a handshake of TLS; for the connection preface; for the headers of a call; for the next bytes of a request.
     handshake_ms: 10_000,
+    /// For a handshake of TLS, while half of max_handshakes are under way.
+    crowded_ms: 1_000,
     header_ms: 10_000,
     request_idle_ms: 60_000,
     /// When others wait for room: for a whole request; for a client to read something of its answers.

@@ -27,13 +27,20 @@ pub struct Tls {
     config: Mutex<Option<Arc<ServerConfig>>>,
     /// Places for handshakes.
     pub handshakes: Arc<Semaphore>,
+    /// With fewer places left they are crowded.
+    crowd: usize,
 }
 
 impl Tls {
     /// Without certificates: handshakes fail until there are some.
     pub fn new(limits: &Limits) -> Self {
         let most = usize::try_from(limits.max_handshakes).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Tls { config: Mutex::default(), handshakes: Arc::new(Semaphore::new(most)) }
+        Tls { config: Mutex::default(), handshakes: Arc::new(Semaphore::new(most)), crowd: most / 2 }
+    }
+
+    /// How long a handshake that begins now may take: those that never end are to keep nobody out.
+    pub fn handshake_ms(&self, limits: &Limits) -> u64 {
+        if self.handshakes.available_permits() < self.crowd { limits.crowded_ms } else { limits.handshake_ms }
     }
 
     /// For all handshakes from now on.

@@ -208,6 +208,16 @@ def test_handshakes_under_way_are_bounded_and_others_come_after(start, ca: Autho
         one.close()
 
 
+def test_handshakes_that_never_end_keep_nobody_out(start, ca: Authority, client_ca: Authority) -> None:
+    """While many are under way each has less time: a client waits for none that has all of it."""
+    node = with_tls(start(handshake_ms=120_000, crowded_ms=100, max_handshakes=8), ca, client_ca)
+    silent = [socket.create_connection(("127.0.0.1", node.ports["tls"])) for _ in range(40)]
+    with dial(node, ca) as channel:
+        assert echo(channel, 60.0) == b"x"
+    for one in silent:
+        one.close()
+
+
 def test_certificates_are_swapped_under_open_streams(tls: FakeNode, ca: Authority, client_ca: Authority) -> None:
     with dial(tls, ca) as channel:
         sent: queue.Queue = queue.Queue()

@@ -72,7 +72,8 @@ pub async fn serve_tls<T: AsyncRead + AsyncWrite + Unpin>(
     socket: T, core: Arc<Core>, link: Arc<Link>, registered: Registered, place: OwnedSemaphorePermit,
 ) {
     let Some(tls) = link.listener.tls.as_ref() else { return };
-    let accepted = tokio::time::timeout(Duration::from_millis(core.limits.handshake_ms), tls.accept(socket)).await;
+    let most_ms = tls.handshake_ms(&core.limits);
+    let accepted = tokio::time::timeout(Duration::from_millis(most_ms), tls.accept(socket)).await;
     drop(place);
     match accepted {
         Ok(Ok(stream)) => {
@@ -82,7 +83,7 @@ pub async fn serve_tls<T: AsyncRead + AsyncWrite + Unpin>(
         Ok(Err(why)) => core.handshake_failed(&link, &why),
         Err(_) => {
             core.figures.connections_cut.add_one();
-            core.handshake_failed(&link, &format!("not done within {} ms", core.limits.handshake_ms));
+            core.handshake_failed(&link, &format!("not done within {most_ms} ms"));
         }
     }
 }
