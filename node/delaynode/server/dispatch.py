@@ -20,6 +20,10 @@ from delaynode.store.errors import Damaged, Impossible, Refused
 
 ServeShard: TypeAlias = Callable[[Any, ShardHost, Answers], Awaitable[Message | Body]]
 """Serves a call for a shard that is here."""
+ServeCaller: TypeAlias = Callable[[Any, ShardHost, Answers, Call], Awaitable[Message | Body]]
+"""The same, for which it matters who calls."""
+WAITING = frozenset({"Receive", "Fetch"})
+"""Calls that may wait for a minute before they have an answer: whether their caller may have it is asked again then."""
 
 
 class ForQueue(Protocol):
@@ -46,16 +50,21 @@ class Dispatch:
 
         reads: it only reads what is released; an in-sync slave may do, where the cluster says so.
         """
+        return self.for_caller(method, request_type, lambda one, host, told, _: serve(one, host, told), reads=reads)
+
+    def for_caller(self, method: str, request_type: type[Message], serve: ServeCaller, *, reads: bool = False) -> Serve:
+        """The same, with who calls."""
 
         async def handle(data: Body, call: Call, answers: Answers) -> Body:
             request: Any = parse(request_type, data)
             found = self.find_host(method, request, call, reads=reads)
             if isinstance(found, RemoteMaster):
                 body = await self.forwarder.call(found.node, method, data, call.time_remaining(), call.identity())
+                self.check_still(method, call, request)
                 await answers.reserve(len(body))
                 return body
             try:
-                answer = await serve(request, found, answers)
+                answer = await serve(request, found, answers, call)
             except (Damaged, OSError) as damaged:
                 found.fail(str(damaged), damaged)  # a slave's copy too: it may be the next master's
                 raise Refused("SHARD_DAMAGED", str(damaged)) from damaged
@@ -78,6 +87,11 @@ class Dispatch:
         """The same, of what such calls are yet to be made for."""
         operation = needed(method, group)
         self.node.security.rights.check(call.identity(), operation, topic, group if operation in OF_GROUPS else "")
+
+    def check_still(self, method: str, call: Forwardable, request: ForQueue) -> None:
+        """The right again, of a call that may have waited long for its answer. Raises Refused."""
+        if method in WAITING:
+            self.check_right(method, call, request.topic, getattr(request, "group", ""))
 
     def check_admin(self, call: Forwardable) -> None:
         """The same, for Admin and whatever call."""

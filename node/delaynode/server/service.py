@@ -51,7 +51,6 @@ class DelayService:
     def methods(self) -> Methods:
         consuming, pending, scheduling = self.consuming, self.pending, self.scheduling
         for_shards: dict[str, tuple[type[Message], ServeShard]] = {
-            "Receive": (pb.ReceiveRequest, consuming.receive),
             "Ack": (pb.AckRequest, small(consuming.ack)),
             "Nack": (pb.NackRequest, small(consuming.nack)),
             "Extend": (pb.ExtendRequest, small(consuming.extend)),
@@ -72,7 +71,8 @@ class DelayService:
             "DeleteSchedule": (schedules_pb2.DeleteScheduleRequest, small(scheduling.delete)),
         }
         calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
-        calls["Fetch"] = self.dispatch.for_shard("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
+        calls["Receive"] = self.dispatch.for_caller("Receive", pb.ReceiveRequest, consuming.receive)
+        calls["Fetch"] = self.dispatch.for_caller("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
         calls |= self.nodes.calls()
         calls["Forecast"] = self.forecasts.forecast
         calls |= {"QueryRoute": self._query_route, "GetWheel": self._get_wheel}

@@ -197,8 +197,9 @@ def test_what_could_not_be_sent_is_free_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with node(tmp_path) as made:
             host = await with_two_released(made)
-            consuming = ConsumeCalls(SimpleNamespace(node=None))  # type: ignore[arg-type]
-            sending = asyncio.create_task(consuming.receive(pb.ReceiveRequest(group="g"), host, Full()))  # type: ignore[arg-type]
+            consuming = ConsumeCalls(SimpleNamespace(node=None, check_still=lambda *_: None))  # type: ignore[arg-type]
+            receiving = consuming.receive(pb.ReceiveRequest(group="g"), host, Full(), None)  # type: ignore[arg-type]
+            sending = asyncio.create_task(receiving)
             await wait_until(lambda: "g" in host.shard.consumers.groups and in_flight(host) == 2, 0.001)
             sending.cancel()
             await asyncio.wait([sending])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from delayregistry.security import AuthorizationMode, SecuritySpec
 
 from tests.auth.test_operations import MAY, request_of
 from tests.serve.support.asking import DENIED, DOCUMENT, TOPIC, UNKNOWN, Asking, among, callers, secret
-from tests.serve.support.client import poll
+from tests.serve.support.client import Msg, Shard, poll
 from tests.serve.support.secured import NAME, Secured
 
 
@@ -110,6 +112,37 @@ def test_a_static_token_that_is_withdrawn_counts_no_more(secured: Secured, who: 
     finally:
         registry.put_security(DOCUMENT, version)
     poll("it is taken again", lambda: who["produce"].code("Enqueue") is not UNKNOWN)
+
+
+@pytest.mark.parametrize(("method", "queue"), [("Receive", 0), ("Fetch", 1)])
+def test_what_waits_for_messages_gets_none_once_the_right_is_taken(
+    secured: Secured, who: dict[str, Asking], method: str, queue: int
+) -> None:
+    """And what it would have had is the next one's, as the first attempt."""
+    registry = secured.running.registry
+    asked, received = request_of(method, TOPIC), request_of("Receive", TOPIC)
+    asked.queue = received.queue = queue
+    who["consume"].unary("Receive", received.SerializeToString())  # there is a group from now on
+    asked.wait_ms = received.wait_ms = 18_000
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(who["consume"].ask, method, asked)
+        time.sleep(1.0)
+        assert not waiting.done()
+        left = replace(DOCUMENT, users=tuple(one for one in DOCUMENT.users if one.principal != "token:consume"))
+        version = registry.put_security(left, registry.read_security().version)
+        try:
+            poll("the right is taken", lambda: not who["consume"].may("Ack"))
+            with secured.dial("tokens") as client:
+                data = Shard(client, TOPIC, queue).request(Msg(b"secret", delay_ms=0)).SerializeToString()
+            who["produce"].unary("Enqueue", data)
+            ended = waiting.result(60)
+        finally:
+            registry.put_security(DOCUMENT, version)
+    assert ended is not None, "it has the message"
+    assert ended.code() is DENIED
+    poll("the right is back", lambda: who["consume"].may("Ack"))
+    found = pb.MessageBatch.FromString(who["consume"].unary("Receive", received.SerializeToString()))
+    assert (found.count, found.attempt) == (1, b"")
 
 
 def test_a_caller_asks_what_it_may_do(secured: Secured, tmp_path: Path) -> None:

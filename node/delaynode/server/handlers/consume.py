@@ -15,7 +15,7 @@ from delaynode.limits.budget import Answers
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.server.dispatch import Dispatch
-from delaynode.server.edge import Body, Stream
+from delaynode.server.edge import Body, Call, Stream
 from delaynode.server.rpc import MAX_BATCH_OUT_BYTES, column, fitting
 from delaynode.store.errors import Refused
 from delaynode.store.queue.consumers import ConsumerDelivery
@@ -35,7 +35,7 @@ class ConsumeCalls:
         self._dispatch = dispatch
         self.node = dispatch.node
 
-    async def fetch(self, request: pb.FetchRequest, host: ShardHost | SlaveHost, answers: Answers) -> Body:
+    async def fetch(self, request: pb.FetchRequest, host: ShardHost | SlaveHost, answers: Answers, call: Call) -> Body:
         offset = request.offset
         if request.group:
             group = host.shard.consumers.group(request.group)
@@ -44,10 +44,11 @@ class ConsumeCalls:
         most = min(request.max_messages or 1024, MAX_RECEIVE)
         offset, rows = await host.fetch(offset, most, most_bytes, min(request.wait_ms, MAX_WAIT_MS))
         await host.wait_committed(host.shard.applied)
+        self._dispatch.check_still("Fetch", call, request)
         delivery = ConsumerDelivery(np.arange(offset, offset + len(rows)), np.empty(0, np.uint32), rows)
         return await self._message_batch(host, delivery, answers)
 
-    async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers) -> Body:
+    async def receive(self, request: pb.ReceiveRequest, host: ShardHost, answers: Answers, call: Call) -> Body:
         invisible_ms = request.invisible_ms or 30_000
         _check_invisible(invisible_ms)
         delivery = await host.receive(
@@ -60,6 +61,7 @@ class ConsumeCalls:
             request.from_end,
         )
         try:
+            self._dispatch.check_still("Receive", call, request)
             return await self._message_batch(host, delivery, answers)
         except BaseException:  # also that who asked has gone
             host.give_back(request.group, delivery)
@@ -68,7 +70,7 @@ class ConsumeCalls:
     async def receive_stream(self, stream: Stream) -> AsyncGenerator[Body, None]:
         """An empty request ends the stream, and the wait of the one before it. Were the stream cut instead, an answer
         might be on its way, whose messages have lost an attempt."""
-        receive = self._dispatch.for_shard("Receive", pb.ReceiveRequest, self.receive)
+        receive = self._dispatch.for_caller("Receive", pb.ReceiveRequest, self.receive)
         answers = self._dispatch.flow.answers(stream)
         try:
             while (data := await stream.read()) is not None:
