@@ -24,6 +24,8 @@ TOPICS = (
     TopicSpec("mortal", 1, max_attempts=1, dlq_retention_ms=4_000),
     TopicSpec("once", 8, deduplicate=True),
     TopicSpec("scheduled", 1),
+    TopicSpec("herds", 1),
+    TopicSpec("waits", 1),
 )
 
 

@@ -14,6 +14,7 @@ from delayapi.proto.delay.v1 import schedules_pb2
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
+from tests.serve.server.test_keda import TRIGGER, Keda
 from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
 
 TOPICS = [TopicSpec("t", 6), TopicSpec("paced", 2, max_release_per_second=10), TopicSpec("empty", 1)]
@@ -151,6 +152,9 @@ def test_a_master_that_does_not_answer_is_an_error_and_never_less(three: LocalCl
         with pytest.raises(Failure) as caught:
             forecast(clients[0])
         assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_SERVING")
+        with pytest.raises(grpc.RpcError) as told:
+            Keda(clients[2], TRIGGER | {"topic": "t"}).poll()
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE, "KEDA falls back, where a 0 would send workers home"
     finally:
         three.kill("n1", signal.SIGCONT)
     wait_served(three)

@@ -8,6 +8,7 @@ from delaynode.node.node import Node
 from delaynode.server.callers import Callers
 from delaynode.server.doors.core import Door
 from delaynode.server.doors.http_json import HttpDoor
+from delaynode.server.doors.keda.service import SCALER_SERVICE, ScalerService
 from delaynode.server.doors.receiving import Receiving
 from delaynode.server.doors.rocketmq.service import MESSAGING_SERVICE, MessagingService
 from delaynode.server.doors.rows import MESSAGE_SERVICE, MessageService
@@ -26,10 +27,14 @@ class Doors:
         self.receiving = Receiving(self.door)
         self.messages = MessageService(self.door, self.receiving)
         self.rocketmq = MessagingService(self.door, self.receiving)
+        self.keda = ScalerService(service.dispatch, service.forecasts)
 
     def services(self) -> Mapping[str, Methods]:
         """By their full names, for the node's edge."""
-        return {MESSAGE_SERVICE: self.messages.methods(), MESSAGING_SERVICE: self.rocketmq.methods()}
+        return {
+            MESSAGE_SERVICE: self.messages.methods(), MESSAGING_SERVICE: self.rocketmq.methods(),
+            SCALER_SERVICE: self.keda.methods(),
+        }  # fmt: skip
 
     def over_http(self, node: Node, listener: Listener, callers: Callers) -> HttpDoor:
         """What serves HTTP for that listener."""

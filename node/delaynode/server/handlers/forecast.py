@@ -74,12 +74,12 @@ class Forecasts:
         self._dispatch, self._node = dispatch, dispatch.node
 
     async def forecast(self, data: Body, call: Call, _: Answers) -> Body:
-        request = _checked(parse(pb.ForecastRequest, data))
-        body: Body = (await self.of(request, call)).SerializeToString()
+        body: Body = (await self.of(parse(pb.ForecastRequest, data), call)).SerializeToString()
         return body
 
     async def of(self, request: pb.ForecastRequest, call: Call) -> pb.ForecastResponse:
-        """request: a checked one. Raises Refused."""
+        """Raises Refused."""
+        request = _checked(request)
         names = self._topics(request, call)
         here, there = self._find(names, own=request.own)
         now_ms = self._node.clock.now_ms()
