@@ -29,7 +29,7 @@ LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Connection:
+class _HttpConnection:
     """since: of the last answer, time.monotonic(); left: seconds from then on. aged: when it has lasted long enough."""
 
     peername: Any
@@ -56,7 +56,7 @@ class HttpPort:
         self._runner = new_runner(app)
         self._places = asyncio.Semaphore(MAX_HANDSHAKES)
         self._beginning: set[asyncio.Task[None]] = set()
-        self._open: dict[Any, _Connection] = {}  # by transport
+        self._open: dict[Any, _HttpConnection] = {}  # by transport
         self._idle: dict[Any, None] = {}  # those without a request, first the one that has been so the longest
 
     async def start(self) -> None:
@@ -147,7 +147,7 @@ class HttpPort:
         finally:
             self._places.release()
         now = time.monotonic()
-        self._open[transport] = _Connection(peername, now, now + self._age_s)
+        self._open[transport] = _HttpConnection(peername, now, now + self._age_s)
         self._idle[transport] = None
 
     async def _look(self) -> None:
