@@ -66,11 +66,14 @@ class DelayService:
             "ListSchedules": (schedules_pb2.ListSchedulesRequest, scheduling.list_page),
             "PauseSchedule": (schedules_pb2.PauseScheduleRequest, small(scheduling.pause)),
             "ResumeSchedule": (schedules_pb2.PauseScheduleRequest, small(scheduling.resume)),
-            "TriggerSchedule": (schedules_pb2.TriggerScheduleRequest, small(scheduling.trigger)),
-            "BackfillSchedule": (schedules_pb2.BackfillScheduleRequest, small(scheduling.backfill)),
             "DeleteSchedule": (schedules_pb2.DeleteScheduleRequest, small(scheduling.delete)),
         }
         calls: dict[str, Serve] = {name: self.dispatch.for_shard(name, *how) for name, how in for_shards.items()}
+        for name, kind, fire in (
+            ("TriggerSchedule", schedules_pb2.TriggerScheduleRequest, scheduling.trigger),
+            ("BackfillSchedule", schedules_pb2.BackfillScheduleRequest, scheduling.backfill),
+        ):
+            calls[name] = self.dispatch.for_caller(name, kind, fire)
         calls["Receive"] = self.dispatch.for_caller("Receive", pb.ReceiveRequest, consuming.receive)
         calls["Fetch"] = self.dispatch.for_caller("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
         calls |= self.nodes.calls()

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import schedules_pb2
 from delayclient import Producer, Tls
 from delayclient.errors import QuotaExceeded, RateExceeded, from_rpc, from_stream
 from delayclient.producer.results import BatchFailed
@@ -25,7 +26,8 @@ from tests.serve.support.client import Msg, poll, request, wait_served
 from tests.serve.support.secured import NAME, Secured
 
 QUIET = "super"  # of the document
-FLOODS = ("told", "pours", "retries", "sends")  # users with a quota, one for each test: what one owes takes time
+FLOODS = ("told", "pours", "retries", "sends", "backfills")
+"""Users with a quota, one for each test: what one owes takes time."""
 RATE = 200
 HOUR_MS = 3_600_000
 LIMITED = dataclasses.replace(
@@ -76,6 +78,28 @@ def refusal(call: Asking, data: bytes) -> QuotaExceeded:
     assert isinstance(error, QuotaExceeded)
     assert error.code == "RESOURCE_EXHAUSTED"
     return error
+
+
+def test_firings_by_hand_count_as_what_their_caller_sends(secured: Secured) -> None:
+    caller, now_s = by(secured, "backfills"), int(time.time())
+    schedule = schedules_pb2.Schedule(id="often", topic=TOPIC, body=b"x")
+    schedule.every.interval.FromSeconds(1)
+    put = schedules_pb2.PutScheduleRequest(topic=TOPIC, schedule=schedule, paused=True)
+
+    def is_put() -> bool:  # a cluster that has just been made writes the newest format after a few seconds
+        return caller.ask("PutSchedule", put) is None
+
+    poll("there is a schedule", is_put, 60)
+    backfill = schedules_pb2.BackfillScheduleRequest(topic=TOPIC, id="often")
+    getattr(backfill, "from").FromSeconds(now_s - 900)
+    backfill.to.FromSeconds(now_s)
+    trigger = schedules_pb2.TriggerScheduleRequest(topic=TOPIC, id="often")
+    for fire, method in ((backfill, "BackfillSchedule"), (trigger, "TriggerSchedule")):
+        refusals = [one for _ in range(5) if (one := caller.ask(method, fire)) is not None]
+        assert refusals, f"{method} is refused by no quota"
+        error = from_rpc(refusals[0])
+        assert isinstance(error, RateExceeded), error
+        assert "quota enqueuePerSecond" in str(error)
 
 
 def test_a_user_over_its_rate_is_told_when_to_come_again(secured: Secured) -> None:

@@ -14,8 +14,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from delaynode.limits.budget import Answers
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
+from delaynode.server.edge import Call
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import BACKFILLED, NEVER, SKIPPED, TRIGGERED
+from delaynode.store.log.incoming_batch import BatchRun
 from delaynode.store.queue.schedules import ScheduleState
 
 PAGE, MAX_PAGE = 20, 100
@@ -30,6 +32,7 @@ class ScheduleCalls:
     """Each method serves one call for a shard that is here, and answers once its answer is committed."""
 
     def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
         self.node = dispatch.node
 
     async def put(self, request: pb.PutScheduleRequest, host: ShardHost) -> pb.PutScheduleResponse:
@@ -107,10 +110,14 @@ class ScheduleCalls:
         host.schedules.pause(request.id, now, paused=paused, note=request.note, expected=expected)
         return await self._committed(host, request.id, now)
 
-    async def trigger(self, request: pb.TriggerScheduleRequest, host: ShardHost) -> pb.FireScheduleResponse:
-        return await self._fire(request, host, None)
+    async def trigger(
+        self, request: pb.TriggerScheduleRequest, host: ShardHost, _: Answers, call: Call
+    ) -> pb.FireScheduleResponse:
+        return await self._fire(request, host, call, None)
 
-    async def backfill(self, request: pb.BackfillScheduleRequest, host: ShardHost) -> pb.FireScheduleResponse:
+    async def backfill(
+        self, request: pb.BackfillScheduleRequest, host: ShardHost, _: Answers, call: Call
+    ) -> pb.FireScheduleResponse:
         now = self.node.clock.now_ms()
         try:
             from_ms, to_ms = _instant("from", getattr(request, "from")), _instant("to", request.to)
@@ -122,11 +129,12 @@ class ScheduleCalls:
             times = schedule_times.between(host.schedules.find(request.id)[1].schedule, from_ms, to_ms)
         except schedule_times.TooManyTimes as error:
             raise Refused("BAD_REQUEST", str(error)) from error
-        return await self._fire(request, host, times)
+        return await self._fire(request, host, call, times)
 
     async def _fire(
-        self, request: pb.TriggerScheduleRequest | pb.BackfillScheduleRequest, host: ShardHost, times: list[int] | None
-    ) -> pb.FireScheduleResponse:
+        self, request: pb.TriggerScheduleRequest | pb.BackfillScheduleRequest, host: ShardHost, call: Call,
+        times: list[int] | None,
+    ) -> pb.FireScheduleResponse:  # fmt: skip
         _check_queue(request.queue)
         host.check_may_append()
         now = self.node.clock.now_ms()
@@ -140,7 +148,15 @@ class ScheduleCalls:
             )
         count = 1 if times is None else len(times)
         self.node.disk.check(count * definition.ByteSize())
-        first = host.schedules.fire_by_hand(request.id, times, now)
+        size = len(schedule_times.record(definition.schedule, now, state.fired + 1, now))
+        run = BatchRun(0, 0, count)
+        charge = self._dispatch.quotas.charge(host, call.identity(), run, count * size) if count else None
+        try:
+            first = host.schedules.fire_by_hand(request.id, times, now)
+        except BaseException:
+            if charge is not None:
+                charge.give_back(0, 1)
+            raise
         host.resources.metrics.firings[host.topic, "by hand"] += count
         answer = pb.FireScheduleResponse(state=await self._committed(host, request.id, now))
         kind = pb.FIRING_KIND_TRIGGERED if times is None else pb.FIRING_KIND_BACKFILLED
