@@ -95,7 +95,7 @@ class LocalCluster:
         Raises LocalClusterError: another one runs on this directory, a port is in use, an option that can't be granted.
         """
         try:
-            self.data.mkdir(parents=True, exist_ok=True)
+            self.data.mkdir(0o700, parents=True, exist_ok=True)  # a new one: all messages are in it
             self._lock = self._locked()
         except OSError as error:
             raise LocalClusterError(f"cannot keep a cluster in {self.data}: {error.strerror}") from error

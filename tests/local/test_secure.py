@@ -59,6 +59,7 @@ def test_commands_go_there_by_its_context_and_nobody_else_comes_in(environment: 
     data = tmp_path / "data"
     with local(environment, data, "--secure") as ready:
         assert ready["context"] == "local"
+        assert not data.stat().st_mode & 0o077, "other users of the machine read the messages"
         for arguments in (
             PRODUCE,
             ("consume", "t", "--group", "g", "--count", "1", "--timeout", "20"),
