@@ -175,3 +175,11 @@ def test_rules_are_one_file_each_that_the_template_takes_as_it_is() -> None:
         "rules.yaml", "spark-executors.yaml", "cluster-objects.yaml", "machines.yaml", "namespaces.yaml",
         "shard-admin.yaml", "secrets.yaml",
     }  # fmt: skip
+
+
+def test_the_security_page_names_each_kind_that_the_operator_has_a_right_on() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    said = page[page.index("**The operator** may read") : page.index("**No Secrets**")].lower()
+    known_as = {"persistentvolumeclaims": "claims"}
+    kinds_ = {resource.partition("/")[0] for _, resource, _ in rights(read(CHART / "files" / "rules.yaml"))}
+    assert not sorted(kind for kind in kinds_ if known_as.get(kind, kind) not in said)
