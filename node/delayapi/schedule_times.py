@@ -17,10 +17,13 @@ from google.protobuf.duration_pb2 import Duration
 from delayapi import cron
 from delayapi.durations import format_instant
 from delayapi.proto.delay.v1 import delay_pb2, schedules_pb2
-from delayapi.units import DAY_MS, MINUTE_MS
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 
 LATE_MS: Final = MINUTE_MS
 """A time that passed not longer ago is late, as after a change of master; one that passed before has been missed."""
+
+RULES_MOVE_MS: Final = 3 * HOUR_MS
+"""By how much newer rules of a zone move a clock at most, but for the date line."""
 
 CATCH_UP_WINDOW_MS: Final = DAY_MS  # of a schedule that names none
 END_OF_TIME_MS: Final = 221_845_392_000_000  # the year 9000: datetime ends in 9999, and cron looks ahead for 50 years
@@ -62,6 +65,21 @@ def following(schedule: schedules_pb2.Schedule, after_nominal_ms: int) -> Due | 
 def first(schedule: schedules_pb2.Schedule, now_ms: int) -> Due | None:
     """What is armed when a schedule is made, changed or resumed: the first nominal time from now on."""
     return following(schedule, now_ms - 1)
+
+
+def rearmed(schedule: schedules_pb2.Schedule, armed: Due, since_ms: int, now_ms: int) -> Due | None:
+    """What is armed in place of that by the zones' rules as they are now: it may have been reckoned by others.
+
+    since_ms: nominal times up to then are over. What is armed stays where by these rules its time has passed meanwhile:
+    it stands for that one.
+    """
+    if armed.nominal_ms <= now_ms:
+        return armed
+    since_ms = min(since_ms, armed.nominal_ms - 1)
+    found = following(schedule, max(since_ms, min(now_ms, armed.nominal_ms - RULES_MOVE_MS)))
+    if found is not None and (found.nominal_ms <= now_ms or found.nominal_ms == armed.nominal_ms):
+        return armed
+    return found
 
 
 def step(schedule: schedules_pb2.Schedule, armed: Due, now_ms: int, fired: int) -> Step:

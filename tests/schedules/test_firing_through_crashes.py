@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from delayapi import cron
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.proto.delay.v1 import schedules_pb2 as pb
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+from delayapi.zones import Zone
 from delaynode.replica.hosts.schedules import ScheduleMaster
 from delaynode.store import formats
 from delaynode.store.errors import Refused
@@ -41,7 +43,7 @@ class Life:
     """One shard on a disk that crashes, and its master."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.disk, self.now = MemoryFiles(random.Random(seed)), START
+        self.disk, self.now, self.rearmed = MemoryFiles(random.Random(seed)), START, False
         self.told: list[str] = []
         persist.create(self.disk, ROOT, UID, "t", 0, CONFIG, self.now)
         self.lead()
@@ -75,7 +77,7 @@ class Life:
         persist.remove_files(self.disk, persist.finish_checkpoint(job))
 
     def fire(self) -> None:
-        self.master.fire_due(self.now)
+        self.rearmed |= self.master.fire_due(self.now).rearmed
         found = [self.master.find(id_)[0].recent for id_ in self.shard.schedules.ids()]
         assert all((recent[:1, 2:4] <= self.now).all() for recent in found), "early"
 
@@ -115,11 +117,11 @@ def test_years_of_four_zones_with_a_crash_at_any_step(end_year: int) -> None:
     life, rng, expected = Life(), random.Random(5), {}
     for zone in ZONES:
         years = Years(zone, 2027, end_year)
-        for number, cron in enumerate(CRONS):
-            one = pb.Schedule(id=f"{zone}/{number}", topic="t", cron=[cron], zone=zone, catch_up=pb.CATCH_UP_ALL)
+        for number, expression in enumerate(CRONS):
+            one = pb.Schedule(id=f"{zone}/{number}", topic="t", cron=[expression], zone=zone, catch_up=pb.CATCH_UP_ALL)
             one.catch_up_window.FromSeconds(366 * 86_400)
             life.master.put(one, life.now)
-            expected[one.id] = years.fixed(cron) * MINUTE_MS
+            expected[one.id] = years.fixed(expression) * MINUTE_MS
     life.commit()
     end = int(datetime(end_year - 1, 12, 31, tzinfo=UTC).timestamp() * 1_000)
     crashes = 0
@@ -133,6 +135,7 @@ def test_years_of_four_zones_with_a_crash_at_any_step(end_year: int) -> None:
     life.settle()
     found = life.fired()
     assert crashes > 30
+    assert not life.rearmed, "the rules are the same"
     assert not life.told
     for id_, times in expected.items():
         due = times[(times >= START) & (times <= end)].tolist()
@@ -218,6 +221,46 @@ def test_a_schedule_whose_zone_is_gone_is_paused_and_the_others_fire(monkeypatch
     assert (state.due, definition.paused) == (NEVER, True)
     assert "Europe/Gerlin" in definition.note
     assert len(life.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("begins", "ahead", "comes"),
+    [
+        ("2 04:00", 4, ["2 05:00", "3 05:00"]),
+        ("2 05:30", 2, ["2 07:00", "3 07:00"]),
+        ("2 05:30", 4, ["2 06:00", "3 05:00"]),  # 05:00 has passed: what is armed stands for it
+        ("2 06:30", 4, ["2 06:00", "3 05:00"]),
+        ("2 06:30", 2, ["2 06:00", "2 07:00", "3 07:00"]),  # nine o'clock has not been yet, by the new rules
+    ],
+)
+def test_newer_rules_of_a_zone_move_what_is_armed_and_lose_none(
+    monkeypatch: pytest.MonkeyPatch, begins: str, ahead: int, comes: list[str]
+) -> None:
+    """Nine o'clock is 06:00 UTC, until a term begins by whose rules the clock is ahead by so many hours."""
+
+    def rules(ahead: int) -> None:
+        cron.following.cache_clear()
+        monkeypatch.setattr(cron, "zone", lambda name: Zone(timezone(timedelta(hours=ahead if name else 0))))
+
+    def at(text: str) -> int:
+        return int(datetime.strptime(f"2027-01-{text} +0000", "%Y-%m-%d %H:%M %z").timestamp() * 1_000)
+
+    life = Life()
+    rules(3)
+    for zone in ("Europe/Istanbul", ""):
+        life.master.put(pb.Schedule(id=zone or "utc", topic="t", cron=["0 9 * * *"], zone=zone), life.now)
+    for life.now in range(START, at("3 12:00"), 30 * MINUTE_MS):
+        if life.now == at(begins):
+            life.harm(0)
+            rules(ahead)
+            life.crash(power=True)
+            life.fire()
+            assert life.rearmed == (comes[0] != "2 06:00" or begins == "2 06:30")
+        life.settle()
+    cron.following.cache_clear()
+    found = life.fired()
+    assert [time for id_, time, _ in found if id_ != "utc"] == [at("1 06:00"), *map(at, comes)]
+    assert [time for id_, time, _ in found if id_ == "utc"] == [at(f"{day} 09:00") for day in (1, 2, 3)]
 
 
 def test_a_clock_that_steps_over_a_firing_and_back_fires_it_once() -> None:

@@ -7,6 +7,7 @@ next time reckoned, once, and written. One that can't be reckoned is paused, wit
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ MAX_FIRED = 256  # schedules in one frame: some 10 ms of the event loop
 MAX_FIRED_BYTES = 1 << 20  # of their messages, about
 MAX_RECKONED = 1_000  # firings of a forecast beyond what is armed: some 50 ms of a thread
 
+MAX_LOOKED_AT = 64  # schedules whose armed time is reckoned again in one go: some 5 ms of the event loop
+LOOK_MS = 100  # between two of these
+
 _TIMES = ("cron", "every", "at", "zone", "daylight_saving", "start", "end", "max_firings", "jitter", "id")
 
 
@@ -64,10 +68,11 @@ class Fired:
     skipped: int = 0
     missed: int = 0
     full: bool = False  # more are due
+    rearmed: bool = False  # other times were armed, by newer rules of zones
 
     @property
     def any(self) -> bool:
-        return self.fired + self.skipped + self.missed > 0
+        return self.rearmed or self.fired + self.skipped + self.missed > 0
 
 
 class ScheduleMaster:
@@ -75,14 +80,39 @@ class ScheduleMaster:
 
     def __init__(self, shard: Shard, told: Callable[[str, str], None]) -> None:
         self._shard, self._told = shard, told
+        self._unseen = iter(tuple(shard.schedules.ids()))  # not looked at yet in this term
+        self._look_ms = 0 if len(shard.schedules) else NEVER
 
     # ------------------------------------------------------------ by the clock
     def next_due(self) -> int:
-        """When fire_due() has something to do, ms; NEVER."""
-        return self._shard.schedules.next_due
+        """When something is to be fired, or to be looked at, ms; NEVER."""
+        return min(self._shard.schedules.next_due, self._look_ms)
+
+    def _look_again(self, now_ms: int) -> bool:
+        """Reckon some of what is armed by clocks in zones again: this node's rules of zones may be newer than those
+        that it was armed by. Each once in a term, MAX_LOOKED_AT at a time. Whether a time has changed."""
+        if now_ms < self._look_ms:
+            return False
+        ids, before = [*itertools.islice(self._unseen, MAX_LOOKED_AT)], self._shard.log_end
+        self._look_ms = now_ms + LOOK_MS if ids else NEVER
+        for state in filter(None, map(self._shard.schedules.find, ids)):
+            armed = _due(state)
+            if armed is None:
+                continue
+            try:
+                schedule = pb.ScheduleState.FromString(state.definition).schedule
+                if not schedule.cron or not schedule.zone:
+                    continue
+                found = schedule_times.rearmed(schedule, armed, max(state.last, state.changed_ms - 1), now_ms)
+            except Exception:  # it is paused when it is due, and says why
+                continue
+            if found != armed:
+                self._shard.change_schedule(ScheduleChange(state.id, True, state.definition, *_times(found)), now_ms)
+        return self._shard.log_end > before
 
     def fire_due(self, now_ms: int) -> Fired:
         """Fire what is due, in one frame: at most MAX_FIRED, the first due first."""
+        rearmed = self._look_again(now_ms)
         found = self._shard.schedules.due_by(now_ms, MAX_FIRED)
         firings, size = [], 0
         for state in found:
@@ -97,11 +127,12 @@ class ScheduleMaster:
             if size >= MAX_FIRED_BYTES:
                 break
         if not firings:
-            return Fired(full=bool(found))
+            return Fired(full=bool(found), rearmed=rearmed)
         self._fire(firings, now_ms)
         fired = sum(bool(one.flags & FIRED) for one in firings)
         skipped = sum(bool(one.flags & SKIPPED) for one in firings)
-        return Fired(fired, skipped, sum(one.missed for one in firings), self.next_due() <= now_ms)
+        missed = sum(one.missed for one in firings)
+        return Fired(fired, skipped, missed, self._shard.schedules.next_due <= now_ms, rearmed)
 
     def begin_forecast(self, before_ms: int) -> Callable[[], I64]:
         """For any thread: when messages of firings to come are due, ms, ascending, before `before_ms`.
