@@ -46,7 +46,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         restart-given-up security-not-kept security-not-read security-refused shard-not-found snapshot-failed
         snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
         transfer-failed watch-interrupted watching-failed metrics-port-refuses metrics-refused http-port-refuses
-        schedule-paused sink-dead-letter sink-dead-letter-not-sent
+        schedule-paused schedules-stopped sink-dead-letter sink-dead-letter-not-sent
     """,
     LogLevel.INFO: """
         certificate-usable clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded
@@ -54,7 +54,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         handed-over handshake-failed in-sync lead-given-up left link-down link-failed link-up node-back node-restarted
         node-started nodes-version-raised operator-leads operator-stands-by peer-heard ready registry-answered
         security-applied shard-labelled-again started stopped stopping term-over term-started time-jumped watch-resumed
-        watching clusters-stuck-over not-ready not-ready-over sink-started sink-state sink-stopped
+        watching clusters-stuck-over not-ready not-ready-over schedules-resumed sink-started sink-state sink-stopped
     """,
     LogLevel.DEBUG: "follower-streams late-start replica-joins scrubbed",
 }

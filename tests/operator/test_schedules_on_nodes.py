@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from delayclient import Schedule
+from delayclient.errors import DelayError
 from delayclient.sync import Admin, Consumer
 from delaylocal import LocalCluster
 from delayoperator.control_loop.loop import LoopClock
@@ -89,3 +91,33 @@ def test_schedules_of_objects_are_put_once_and_fire_and_end(tmp_path: Path) -> N
             objects.bodies.clear()
             assert look(keeper()) == []
             assert list(admin.schedules.each("orders")) == []
+
+
+def test_a_topic_that_is_taken_out_fires_nothing_until_it_is_back(tmp_path: Path) -> None:
+    topics = [TopicSpec("orders", 1), TopicSpec("others", 1)]
+    with LocalCluster(tmp_path / "c", nodes=1, topics=topics) as cluster, Admin(cluster.endpoints) as admin:
+        cluster.wait_ready()
+
+        def told(topics: list[TopicSpec]) -> None:
+            known = cluster.registry.read_cluster()
+            assert known is not None
+            cluster.registry.put_cluster(replace(known.spec, topics=tuple(topics)), known.version)
+
+        def refusal(id: str) -> str:
+            try:
+                admin.schedules.put(Schedule("orders", id, b"", every="1s"))
+            except DelayError as error:
+                return str(error.reason)
+            return ""
+
+        until(lambda: refusal("a") == "")  # once the nodes keep schedules
+        until(lambda: admin.schedules.get("orders", "a").fired > 0)
+        told(topics[1:])
+        until(lambda: refusal("b") == "UNKNOWN_TOPIC")
+        stopped = admin.schedules.get("orders", "a")
+        assert list(stopped.upcoming_ms) == []
+        time.sleep(3)
+        assert admin.schedules.get("orders", "a").fired == stopped.fired
+        told(topics)
+        until(lambda: admin.schedules.get("orders", "a").fired > stopped.fired)
+        assert refusal("b") == ""

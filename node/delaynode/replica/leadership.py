@@ -99,6 +99,7 @@ class Leadership:
             self.master.min_in_sync = cluster.min_in_sync
             self.master.set_release_rate(self._context.release_rate(self._copy.object))
             self.master.set_quotas(self._context.quotas(self._copy.object))
+            self.master.set_topic_kept(cluster.topic(self._copy.object.spec.topic) is not None)
 
     def hand_over(self) -> None:
         """Try to, where the registry asks for it: to be called now and then, for a try may fail."""
@@ -189,6 +190,7 @@ class Leadership:
             master.on_failed = partial(self._master_failed, master)
             master.set_release_rate(context.release_rate(copy.object))
             master.set_quotas(context.quotas(copy.object))
+            master.set_topic_kept(cluster is None or cluster.topic(copy.object.spec.topic) is not None)
             self.master = master
             await master.start(spec.epoch, context.node)
         except (Damaged, OSError, Refused) as error:

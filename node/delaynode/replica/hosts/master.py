@@ -360,6 +360,17 @@ class ShardHost(CopyHost):
             self._paced_end = self.shard.queue.end
         self._tick_wakeup.set()
 
+    def set_topic_kept(self, kept: bool) -> None:
+        """kept: whether the topic is one of the cluster's; else its schedules don't fire by the clock."""
+        if self.schedules.stopped == kept and (count := len(self.shard.schedules)):
+            told = {"shard": self.name, "epoch": self.shard.epoch, "schedules": count}
+            if kept:
+                self.resources.log("schedules-resumed", **told)
+            else:
+                self.resources.log("schedules-stopped", **told)
+        self.schedules.stopped = not kept
+        self._tick_wakeup.set()
+
     def set_quotas(self, share: TopicQuotas | None) -> None:
         """share: this shard's part of its topic's quotas; None: it has none."""
         if share == self._quotas:

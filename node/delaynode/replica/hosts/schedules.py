@@ -80,13 +80,14 @@ class ScheduleMaster:
 
     def __init__(self, shard: Shard, told: Callable[[str, str], None]) -> None:
         self._shard, self._told = shard, told
+        self.stopped = False  # nothing fires by the clock: the topic is not the cluster's any more
         self._unseen = iter(tuple(shard.schedules.ids()))  # not looked at yet in this term
         self._look_ms = 0 if len(shard.schedules) else NEVER
 
     # ------------------------------------------------------------ by the clock
     def next_due(self) -> int:
         """When something is to be fired, or to be looked at, ms; NEVER."""
-        return min(self._shard.schedules.next_due, self._look_ms)
+        return NEVER if self.stopped else min(self._shard.schedules.next_due, self._look_ms)
 
     def _look_again(self, now_ms: int) -> bool:
         """Reckon some of what is armed by clocks in zones again: this node's rules of zones may be newer than those

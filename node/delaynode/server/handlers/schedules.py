@@ -52,6 +52,11 @@ class ScheduleCalls:
                 schedule_checks.check_comes(schedule, now)
         except BadSchedule as error:
             raise Refused("BAD_SCHEDULE", str(error)) from error
+        if host.schedules.stopped:
+            raise Refused(
+                "UNKNOWN_TOPIC",
+                f"topic {request.topic!r} was taken out of the cluster: its schedules don't fire until it is back",
+            )
         host.check_may_append()
         self.node.disk.check(schedule.ByteSize())
         changed = host.schedules.put(
@@ -181,19 +186,21 @@ class ScheduleCalls:
         return state
 
     def _state(self, host: ShardHost, id_: str, now_ms: int) -> pb.ScheduleState:
-        """Raises Refused."""
+        """Raises Refused. Where schedules are stopped, nothing comes next."""
         known, state = host.schedules.find(id_)
         state.version, state.zone_rules = known.version, zones.RULES
         state.fired, state.skipped, state.missed = known.fired, known.skipped, known.missed
         for name, ms in (("created", known.created_ms), ("changed", known.changed_ms)):
             getattr(state, name).FromMilliseconds(ms)
         state.over = known.due == NEVER and not state.paused
-        if known.due != NEVER:
-            state.next_nominal.FromMilliseconds(known.nominal)
-            state.next_due.FromMilliseconds(known.due)
         for number, time, due, fired, flags in known.recent.tolist():
             kind = next((kind for flag, kind in _KINDS.items() if flags & flag), pb.FIRING_KIND_SCHEDULED)
             state.last.append(_firing(number, time, due, fired, kind))
+        if host.schedules.stopped:
+            return state
+        if known.due != NEVER:
+            state.next_nominal.FromMilliseconds(known.nominal)
+            state.next_due.FromMilliseconds(known.due)
         for due in _upcoming(known, state, now_ms):
             state.upcoming.add().FromMilliseconds(due)
         return state
