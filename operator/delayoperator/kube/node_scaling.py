@@ -38,6 +38,9 @@ ASK_MS = 60_000
 TIMEOUT_S = 10.0  # of all nodes together: a busy node takes 5 s to count 1,000 shards
 SAY_MS = 300_000  # an advice that stays is said again: who follows it sees that there is an operator
 WATCHED_MS = HOUR_MS  # of enqueues
+MIN_WATCHED_MS = (
+    WATCHED_MS // 4
+)  # over which they are spread at least: a burst of a new operator's first minute is no rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class NodeScaler:
         self._count(found.stored)
         caps = {it.name: it.max_release_per_second for it in cluster.topics if it.max_release_per_second is not None}
         watched_ms = sum(to_ms - from_ms for from_ms, to_ms, _ in self._enqueued)
-        enqueued = sum(it[2] for it in self._enqueued) * 1_000 / watched_ms if watched_ms else 0.0
+        enqueued = sum(it[2] for it in self._enqueued) * 1_000 / max(watched_ms, MIN_WATCHED_MS)
         due = found.due or {"": np.zeros(settings.horizon_ms // SLOT_MS)}
         per_second = load_per_second(due, caps, settings.max_lateness_ms, enqueued)
         return ClusterLoad(start_ms, per_second, found.pending_bytes, watched_ms)
