@@ -26,7 +26,7 @@ from tests.operator.test_sizes import lease, node, shard, wheel
 
 START_MS = 1_800_000_000_000  # a whole minute, 08:00 UTC
 EACH = ScalingSettings(per_node=100.0)
-TOPICS = (TopicSpec("orders", 4), TopicSpec("calm", 4, max_release_per_second=50))
+TOPICS = (TopicSpec("orders", 2), TopicSpec("calm", 1, max_release_per_second=50))
 CLUSTER = ClusterSpec("shop", 3, TOPICS, replicas=2)
 SHARDS = [shard("orders-0", "n0"), shard("orders-1", "n1"), shard("calm-0", "n1")]
 PODS = tuple(PodView(f"shop-{n}", f"n{n}", f"uid{n}", "a", True) for n in range(3))

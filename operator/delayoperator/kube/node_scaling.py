@@ -35,6 +35,7 @@ from delayoperator.kube.api import Json
 from delayoperator.plan import Liveness
 
 ASK_MS = 60_000
+ASK_AGAIN_MS = 5_000  # where a master has not answered: a new shard has none for a moment
 TIMEOUT_S = 10.0  # of all nodes together: a busy node takes 5 s to count 1,000 shards
 SAY_MS = 300_000  # an advice that stays is said again: who follows it sees that there is an operator
 WATCHED_MS = HOUR_MS  # of enqueues
@@ -76,7 +77,7 @@ class NodeScaler:
         """The advice, and in how many seconds it is due again. cluster: with the topics of DelayTopics. before: the
         status as it is. new_prober: None: nodes can't be asked yet."""
         now_ms = self._clock.monotonic_ms()
-        if new_prober is not None and (self._asked_ms is None or now_ms - self._asked_ms >= ASK_MS):
+        if new_prober is not None and (self._asked_ms is None or now_ms - self._asked_ms >= self._pause_ms()):
             self._asked_ms = now_ms
             self._load = self._ask(settings, cluster, shards, new_prober())
         wall_ms = self._clock.wall_ms()
@@ -88,10 +89,14 @@ class NodeScaler:
         )  # fmt: skip
         found, said = advise(settings, facts), self._said
         same = said is not None and (said.nodes, said.reason) == (found.nodes, found.reason)
+        if found.reason in (Reason.LOAD_UNKNOWN, Reason.SCALING_WAITS):  # which speak of what others say as well
+            same = same and said is not None and said.because == found.because
         if said is None or not same or wall_ms - said.at_ms >= SAY_MS:
             self._said = said = replace(found, at_ms=wall_ms)
-        left_ms = ASK_MS if self._asked_ms is None else self._asked_ms + ASK_MS - now_ms
-        return said, left_ms / 1_000
+        return said, ((now_ms if self._asked_ms is None else self._asked_ms) + self._pause_ms() - now_ms) / 1_000
+
+    def _pause_ms(self) -> int:
+        return ASK_AGAIN_MS if isinstance(self._load, str) else ASK_MS
 
     def _ask(
         self, settings: ScalingSettings, cluster: ClusterSpec, shards: Sequence[ShardObject], prober: Prober
@@ -104,7 +109,8 @@ class NodeScaler:
             found = _wheels(self._registry, prober, start_ms, settings.horizon_ms)
         finally:
             prober.close()
-        if missing := sorted({shard.name for shard in shards} - found.stored.keys()):
+        wanted = {shard_name(topic.name, queue) for topic in cluster.topics for queue in range(topic.queues)}
+        if missing := sorted(({shard.name for shard in shards} | wanted) - found.stored.keys()):
             return f"the masters of these shards have not answered: {some(missing)}"
         self._count(found.stored)
         caps = {it.name: it.max_release_per_second for it in cluster.topics if it.max_release_per_second is not None}
