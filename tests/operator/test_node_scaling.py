@@ -106,6 +106,9 @@ CASES: dict[str, tuple[ScalingFacts, int, Reason, str]] = {
         facts(load(), 5, still_ms=None), 5, Reason.NODES_SUFFICE, "once nothing has moved",
     ),
     "quiet, with drained nodes": (facts(load((60, 1_200.0)), 5, drained=1), 5 - 1, Reason.FEWER_NODES, ""),
+    "not quiet enough, with drained nodes": (
+        facts(load((60, 1_801.0)), 5, drained=1), 5, Reason.NODES_SUFFICE, "",
+    ),
     "quiet, of many nodes": (facts(load(), 40), 35, Reason.FEWER_NODES, ""),
 }  # fmt: skip
 
