@@ -3,6 +3,7 @@
     WATCH_NAMESPACE     namespaces to look after, with commas between; empty or not set: all
     DELAYNODE_IMAGE     the image of nodes whose DelayCluster names none
     DELAYREBALANCE_IMAGE  likewise of the rebalance job
+    DELAYCONSOLE_IMAGE  likewise of consoles: one with delayctl and the operator's half, as the operator's own
     DELAYNODE_POD_SECURITY_CONTEXT  a PodSecurityContext as JSON, for pods of DelayClusters that name none
     OPERATOR_LEASE      NAMESPACE/NAME of the Lease of the election, which names the release too; the chart gives each
                         release its own
@@ -63,6 +64,7 @@ from delayoperator.metrics_port import MetricsPort, serve_metrics
 AGAIN_S = (1.0, 2.0, 5.0, 10.0)  # after watching failed as a whole: no credentials, no API server
 DEFAULT_IMAGE = "delaycluster-node:latest"
 DEFAULT_REBALANCE_IMAGE = "delaycluster-rebalance:latest"
+DEFAULT_CONSOLE_IMAGE = "delaycluster-operator:latest"
 DEFAULT_LEASE = "default/delaycluster-operator"
 
 
@@ -72,6 +74,7 @@ class Options:
     image: str = DEFAULT_IMAGE
     http: str = "[::]:8080"
     rebalance_image: str = DEFAULT_REBALANCE_IMAGE
+    console_image: str = DEFAULT_CONSOLE_IMAGE
     pod_security: dict[str, Any] | None = None
     lease: str = DEFAULT_LEASE
     account: str = ""
@@ -95,6 +98,7 @@ class Options:
             environment.get("DELAYNODE_IMAGE") or DEFAULT_IMAGE,
             environment.get("OPERATOR_HTTP") or "[::]:8080",
             environment.get("DELAYREBALANCE_IMAGE") or DEFAULT_REBALANCE_IMAGE,
+            environment.get("DELAYCONSOLE_IMAGE") or DEFAULT_CONSOLE_IMAGE,
             _object(environment, "DELAYNODE_POD_SECURITY_CONTEXT"),
             environment.get("OPERATOR_LEASE") or DEFAULT_LEASE,
             environment.get(ACCOUNT_VARIABLE, ""),
@@ -155,6 +159,7 @@ class Operator:
         self._settings = workers or WorkerSettings(
             options.image,
             options.rebalance_image,
+            options.console_image,
             account,
             options.pod_security,
             secure_by_default=options.secure_by_default,

@@ -8,6 +8,7 @@ from typing import Any
 from delayapi.units import DAY_MS
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.view import (
+    ConsoleView,
     Json,
     NetworkAccess,
     NodeSettings,
@@ -110,6 +111,7 @@ SECURED = replace(
     security='{"authorization": "Required"}',
     network=NetworkAccess(),
     rebalance=RebalanceJobSpec("delaycluster/delaycluster-rebalance:0.1.0", master="k8s://https://kubernetes"),
+    console=ConsoleView("delaycluster/delaycluster-operator:0.1.0", hosts=("console.example.com",)),
 )
 
 

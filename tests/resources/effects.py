@@ -68,6 +68,7 @@ EFFECTS: Mapping[str, Effect] = {
     "security.certificates": Effect.RESTART,
     "security.tokens": Effect.LIVE,
     "security.superUsers": Effect.LIVE,
+    "console": Effect.OBJECTS,
     "rebalance": Effect.OPERATOR,
     "autoscaling": Effect.OPERATOR,
 }

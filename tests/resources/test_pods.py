@@ -17,7 +17,15 @@ from delayoperator.crds.cluster import DelayClusterSpec, Failover, Topic
 from delayoperator.crds.security import SecurityModel
 from delayoperator.resources import ClusterView, build, differences
 from delayoperator.resources.memory import SMALLEST_LIMIT_MIB
-from delayoperator.resources.view import NodeSettings, PodSpec, SecurityMode, ServiceView, TlsSettings, VolumeRequest
+from delayoperator.resources.view import (
+    ConsoleView,
+    NodeSettings,
+    PodSpec,
+    SecurityMode,
+    ServiceView,
+    TlsSettings,
+    VolumeRequest,
+)
 from delayregistry.model import BootstrapVolumes, Durability, TopicQuotas
 from pydantic import BaseModel
 
@@ -340,6 +348,7 @@ CHANGES: dict[str, Callable[[ClusterView], ClusterView]] = {
     "security.certificates": lambda view: replace(view, tls=replace(TLS, server="other")),
     "security.tokens": lambda view: replace(view, security="{}"),
     "security.superUsers": lambda view: replace(view, security="{}"),
+    "console": lambda view: replace(view, console=ConsoleView("console:1")),
 }
 UNSEEN = {
     "allowedNamespaces",

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     APPLY_FAILED = "ApplyFailed"  # the API server answered with an error; tried again
     CERTIFICATE_UNUSABLE = "CertificateUnusable"  # what is on a node's disk; what was good before is used
     SECURITY_WAITS = "SecurityWaits"  # the mode that is asked for would cut nodes, or the operator, off
+    CONSOLE_WAITS = "ConsoleWaits"  # spec.console is not made: it lacks TLS, or a certificate
     SECURITY_TOO_LARGE = "SecurityTooLarge"  # the DelayUsers don't fit into a ConfigMap; the last that did stand
     POD_NOT_STARTING = "PodNotStarting"
     ROLLOUT_STUCK = "RolloutStuck"
@@ -83,7 +84,7 @@ DEGRADED = (  # the worst first: a condition names the first that holds
     Reason.INVALID_SPEC, Reason.ANNOTATION_REFUSED, Reason.NAME_TAKEN, Reason.FORBIDDEN, Reason.OBJECT_REFUSED,
     Reason.APPLY_FAILED, Reason.SECURITY_TOO_LARGE, Reason.CERTIFICATE_UNUSABLE, Reason.POD_NOT_STARTING,
     Reason.ROLLOUT_STUCK, Reason.VERSIONS_INCOMPATIBLE, Reason.NODE_SILENT, Reason.COPIES_OUT_OF_SYNC,
-    Reason.SECURITY_WAITS, Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
+    Reason.SECURITY_WAITS, Reason.CONSOLE_WAITS, Reason.MOVES_HELD, Reason.VOLUMES_CANNOT_GROW, Reason.REBALANCE_FAILED,
 )  # fmt: skip
 NEEDS_PAGE = frozenset({
     *DEGRADED, Reason.SHARDS_NOT_SERVED, Reason.NO_NODES_READY, Reason.PAUSED, Reason.STARTING,

@@ -39,6 +39,7 @@ from delayoperator.crds.base import (
     list_map,
     rules,
 )
+from delayoperator.crds.console import ISSUER_KNOWN, SECURITY_WANTED, ConsoleModel
 from delayoperator.crds.node_settings import NodeSettingsModel
 from delayoperator.crds.pod import Anything, Labels, PodTemplate, Resources
 from delayoperator.crds.rebalancing import Rebalancing
@@ -284,12 +285,18 @@ class NetworkPolicyModel(Model):
         description="Who reaches health and metrics (7170), beside the kubelet. Absent: everybody.",
         json_schema_extra=ATOMIC,
     )
+    console: list[NetworkPeer] | None = Field(
+        None,
+        max_length=64,
+        description="Who reaches the console, where there is one. Absent: everybody.",
+        json_schema_extra=ATOMIC,
+    )
 
 
 class DelayClusterSpec(Model):
     """What the cluster is to be. Everything has a default: `spec: {}` is a cluster of three nodes without topics."""
 
-    model_config = ConfigDict(json_schema_extra=rules(*limits.SPEC))
+    model_config = ConfigDict(json_schema_extra=rules(*limits.SPEC, ISSUER_KNOWN, SECURITY_WANTED))
 
     nodes: Int = Field(
         3,
@@ -393,6 +400,11 @@ class DelayClusterSpec(Model):
         None,
         description="Who may reach the nodes, and how. Absent: a new cluster is Required, with certificates of "
         "cert-manager, where that is installed, else Off; one that is there stays as it is. status.security says it.",
+    )
+    console: ConsoleModel | None = Field(
+        None,
+        description="The console in a browser, by TLS, at the Service NAME-console. Absent: none; `delayctl console` "
+        "is one on your own machine.",
     )
     rebalance: Rebalancing | None = Field(
         None,

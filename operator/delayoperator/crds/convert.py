@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from delayoperator.cluster.node_scaling import ScalingSettings
 from delayoperator.crds import limits
 from delayoperator.crds.autoscaling import Autoscaling
+from delayoperator.crds.base import shown
 from delayoperator.crds.cluster import (
     DelayClusterSpec,
     Finalize,
@@ -28,6 +29,7 @@ from delayoperator.crds.cluster import (
     NetworkPolicyModel,
     TopicSettings,
 )
+from delayoperator.crds.console import ISSUER_KNOWN, SECURITY_WANTED, ConsoleModel
 from delayoperator.crds.node_settings import NodeSettingsModel
 from delayoperator.crds.pod import PodTemplate
 from delayoperator.crds.rebalancing import Approval, Rebalancing
@@ -92,6 +94,7 @@ class DesiredCluster:
     monitor_endpoint: Mapping[str, Any] = field(default_factory=dict)
     metrics_authentication: str = ""  # of the node's option; "": metrics have no port of their own
     rebalance: Rebalancing | None = None
+    console: ConsoleModel | None = None
     network: NetworkAccess | None = None
     security: DesiredSecurity = field(default_factory=lambda: DesiredSecurity())
     finalize: bool = True  # a newer format is written as soon as every node reads it
@@ -186,9 +189,10 @@ def _impossible(spec: DelayClusterSpec) -> Iterator[Refusal]:
         yield from _autoscaling(spec.autoscaling)
     if spec.security is not None:
         yield from _bad_security(spec.security)
+    yield from _console(spec)
     if spec.allowed_namespaces is not None:
         yield from _allowed(spec.allowed_namespaces)
-    for where in ("clients", "monitoring") if spec.network_policy is not None else ():
+    for where in ("clients", "monitoring", "console") if spec.network_policy is not None else ():
         for number, peer in enumerate(getattr(spec.network_policy, where) or ()):
             if (peer.ip_block is None) == (peer.pod_selector is None and peer.namespace_selector is None):
                 yield Refusal(f"spec.networkPolicy.{where}[{number}]", limits.NETWORK_PEER["message"])
@@ -203,6 +207,17 @@ def _bad_security(said: SecurityModel) -> Iterator[Refusal]:
     for it in said.tokens.oidc or ():
         if not it.issuer.startswith("https://") and it.jwks_url is None:
             yield Refusal(field_path("spec.security.tokens.oidc", it.issuer), OIDC_KEYS["message"])
+
+
+def _console(spec: DelayClusterSpec) -> Iterator[Refusal]:
+    console, security = spec.console, spec.security
+    if console is None:
+        return
+    if security is not None and security.mode is SecurityMode.OFF:
+        yield Refusal("spec.console", SECURITY_WANTED["message"])
+    known = {it.issuer for it in (security.tokens.oidc if security is not None else None) or ()}
+    if console.oidc is not None and console.oidc.issuer not in known:
+        yield Refusal("spec.console.oidc.issuer", f"is {shown(console.oidc.issuer)}; {ISSUER_KNOWN['message']}")
 
 
 def _template(template: PodTemplate) -> Iterator[Refusal]:
@@ -357,6 +372,7 @@ def _desired_cluster(name: str, spec: DelayClusterSpec) -> DesiredCluster:
         monitor_endpoint=monitoring.endpoint or {},
         metrics_authentication=_METRICS[monitoring.metrics_authentication],
         rebalance=spec.rebalance,
+        console=spec.console,
         network=None if spec.network_policy is None else _network(spec.network_policy),
         security=DesiredSecurity() if spec.security is None else _security(name, spec.security),
         finalize=spec.upgrade.finalize is Finalize.AUTOMATIC,
@@ -406,8 +422,8 @@ def tls_settings(name: str, mode: SecurityMode, found: ClusterCertificates) -> T
 
 def _network(policy: NetworkPolicyModel) -> NetworkAccess:
     said = policy.model_dump(mode="json", by_alias=True, exclude_none=True)
-    clients, monitoring = (said.get(name) for name in ("clients", "monitoring"))
-    return NetworkAccess(None if clients is None else tuple(clients), None if monitoring is None else tuple(monitoring))
+    given = {name: tuple(said[name]) for name in ("clients", "monitoring", "console") if name in said}
+    return NetworkAccess(**given)
 
 
 def _cluster(name: str, spec: DelayClusterSpec) -> ClusterSpec:

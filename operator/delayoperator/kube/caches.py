@@ -23,7 +23,6 @@ from delayoperator.kube.kinds import (
     DELAY_SINK,
     DELAY_TOPIC,
     DELAY_USER,
-    DEPLOYMENT,
     JOB,
     LEASE,
     OPTIONAL,
@@ -38,7 +37,7 @@ FORBIDDEN_S = 10.0  # rounds list meanwhile, and say so where they may not eithe
 REFERRING = frozenset({DELAY_SCHEDULE, DELAY_TOPIC, DELAY_USER})  # in any namespace
 BY_SPEC = REFERRING | {DELAY_REBALANCE, DELAY_SINK}  # people make them, without a label; spec.cluster says whose
 CACHED = (
-    *OWNED, POD, CLAIM, JOB, DEPLOYMENT, DELAY_REBALANCE, DELAY_SCHEDULE, DELAY_SINK, DELAY_TOPIC, DELAY_USER,
+    *OWNED, POD, CLAIM, JOB, DELAY_REBALANCE, DELAY_SCHEDULE, DELAY_SINK, DELAY_TOPIC, DELAY_USER,
 )  # fmt: skip
 
 HeldObjects = Mapping[ObjectKind, Sequence[Json]]
@@ -113,7 +112,7 @@ class ObjectCaches:
             client, path, log, BOOKMARK_S, GRACE_S,
             query={} if by_spec else LABELLED,
             key_of=referred_cluster if by_spec else labelled_key,
-            optional=by_spec or kind in OPTIONAL or kind is DEPLOYMENT, forbidden_s=FORBIDDEN_S,
+            optional=by_spec or kind in OPTIONAL, forbidden_s=FORBIDDEN_S,
         )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ DELAY_SINK = ObjectKind("DelaySink", GROUP, VERSION, "delaysinks")
 DELAY_TOPIC = ObjectKind("DelayTopic", GROUP, VERSION, "delaytopics")
 DELAY_SCHEDULE = ObjectKind("DelaySchedule", GROUP, VERSION, "delayschedules")
 STATEFUL_SET = ObjectKind("StatefulSet", "apps", "v1", "statefulsets")
-DEPLOYMENT = ObjectKind("Deployment", "apps", "v1", "deployments")  # of a DelaySink
+DEPLOYMENT = ObjectKind("Deployment", "apps", "v1", "deployments")  # of a DelaySink, and the console's
 SERVICE = ObjectKind("Service", "", "v1", "services")
 CONFIG_MAP = ObjectKind("ConfigMap", "", "v1", "configmaps")
 SERVICE_ACCOUNT = ObjectKind("ServiceAccount", "", "v1", "serviceaccounts")
@@ -74,12 +74,16 @@ OWNED = (
     STATEFUL_SET,
     POD_MONITOR,
     CRON_JOB,
+    DEPLOYMENT,
 )
-OPTIONAL = frozenset({POD_MONITOR, CRON_JOB, NETWORK_POLICY, ISSUER, CERTIFICATE})
+OPTIONAL = frozenset({POD_MONITOR, CRON_JOB, NETWORK_POLICY, ISSUER, CERTIFICATE, DEPLOYMENT})
 # The operator deletes objects of these kinds that are not wished for any more; of the others it has a fixed set.
 PRUNED = frozenset(
-    {LEASE, POD_MONITOR, CRON_JOB, NETWORK_POLICY, ISSUER, CERTIFICATE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING}
-)
+    {
+        LEASE, POD_MONITOR, CRON_JOB, NETWORK_POLICY, ISSUER, CERTIFICATE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING,
+        SERVICE, DEPLOYMENT,
+    }
+)  # fmt: skip
 
 
 def kind_of(body: dict[str, object]) -> ObjectKind:

@@ -45,7 +45,14 @@ from delayoperator.kube.rebalance.rebalances import RebalanceResult, Rebalances
 from delayoperator.kube.schedules import ScheduleKeeper
 from delayoperator.kube.shards import ShardsThread
 from delayoperator.kube.sinks import Sinks, SinksResult
-from delayoperator.kube.spec import last_accepted, requested_spec, view_of, with_last_accepted, with_topics
+from delayoperator.kube.spec import (
+    console_waits,
+    last_accepted,
+    requested_spec,
+    view_of,
+    with_last_accepted,
+    with_topics,
+)
 from delayoperator.kube.status import degraded_only, status_of, was_ready, write_status, written_version
 from delayoperator.kube.topics import Topics
 from delayoperator.kube.users import Users
@@ -107,6 +114,7 @@ class ClusterReconciler:
         no_token: Callable[[], str] = lambda: "",
         pod_security: Json | None = None,
         namespaces: Sequence[str] = ("",),
+        console_image: str = "",
         *,
         secure_by_default: bool = False,
         may_keep_secrets: bool = False,
@@ -120,6 +128,7 @@ class ClusterReconciler:
         self._api, self._registry, self._events, self._clock = api, registry, events, clock
         self._namespace, self._name, self._image = namespace, name, default_image
         self._rebalances, self._rebalance_image = rebalances, rebalance_image
+        self._console_image = console_image
         self._observer = Observer(api, namespace, name)
         self._labels = NamespaceLabels(api)
         self._topics = Topics(api, registry, namespace, name, clock, namespaces)
@@ -200,7 +209,7 @@ class ClusterReconciler:
         names_of_all = tuple(shard.name for shard in found)
         view = view_of(
             desired, size, self._namespace, self.uid, self._image, names_of_all, self._rebalance_image,
-            requested.restart, versions.version, secured.tls,
+            requested.restart, versions.version, secured.tls, self._console_image,
         )  # fmt: skip
         document = self._document(view, live)
         users = self._users.look(held, document, secured.base, topics.merged, allowed)
@@ -216,6 +225,8 @@ class ClusterReconciler:
             kept = self._authority.keep(view)
             outcome = self._applier.apply(view, self._desired(view, live, requested.written, topics.merged), live)
             outcome.problems += [*kept, *secured.problems, *topics.problems, *users.problems]
+            if waits := console_waits(desired, secured.tls):
+                outcome.problems.append(ClusterProblem(Reason.CONSOLE_WAITS, waits))
             if users.document == document or CONFIG_MAP not in outcome.written:  # else the next round sees it in force
                 outcome.problems += [problem(error) for error in self._users.tell(users, document)]
             grow = self._applier.grow(view, live, outcome)

@@ -17,7 +17,7 @@ from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
 from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, TopicOwner
 from delayoperator.resources import ClusterView, names
-from delayoperator.resources.view import RebalanceJobSpec, TlsSettings
+from delayoperator.resources.view import ConsoleOidc, ConsoleView, RebalanceJobSpec, TlsSettings
 
 Json = dict[str, Any]
 
@@ -130,6 +130,7 @@ def view_of(
     restart: str = "",
     nodes_version: int = 1,
     tls: TlsSettings | None = None,
+    console_image: str = "",
 ) -> ClusterView:
     drained = tuple(dict.fromkeys((*desired.cluster.drained, *size.leaving)))
     rebalance = desired.rebalance
@@ -152,6 +153,46 @@ def view_of(
         restart=restart,
         tls=tls,
         rebalance=None if rebalance is None else _job_spec(rebalance, desired.cluster.name, rebalance_image),
+        console=None if console_waits(desired, tls) else _console(desired, console_image),
+    )
+
+
+def console_waits(desired: DesiredCluster, tls: TlsSettings | None) -> str:
+    """What spec.console lacks; "": nothing."""
+    if desired.console is None:
+        return ""
+    if tls is None:
+        return "the console needs spec.security: it shows the nodes who its user is, and this cluster is Off"
+    if not desired.console.certificate_secret and not tls.cert_manager:
+        return (
+            "the console needs a certificate: name its Secret in spec.console.certificateSecret, since this cluster's "
+            "are not cert-manager's"
+        )
+    return ""
+
+
+def _console(desired: DesiredCluster, default_image: str) -> ConsoleView | None:
+    said = desired.console
+    if said is None:
+        return None
+    oidc = None
+    issuer = next((it for it in desired.security.oidc if said.oidc and it.issuer == said.oidc.issuer), None)
+    if said.oidc is not None and issuer is not None:
+        secret = said.oidc.client_secret
+        oidc = ConsoleOidc(
+            issuer=issuer.issuer,
+            client_id=issuer.audience,
+            secret=None if secret is None else (secret.name, secret.key),
+            scopes=tuple(said.oidc.scopes or ()),
+            ca=issuer.ca,
+        )
+    return ConsoleView(
+        image=said.image or default_image,
+        allow_changes=said.allow_changes,
+        hosts=tuple(said.hosts or ()),
+        certificate=said.certificate_secret or "",
+        oidc=oidc,
+        resources=None if said.resources is None else said.resources.model_dump(by_alias=True, exclude_none=True),
     )
 
 

@@ -57,6 +57,7 @@ class WorkerSettings:
 
     image: str  # of nodes whose cluster names none
     rebalance_image: str = "delaycluster-rebalance:latest"  # of the job, likewise
+    console_image: str = "delaycluster-operator:latest"  # of consoles, likewise
     account: OwnAccount = field(default_factory=OwnAccount)  # of this process
     pod_security: Json | None = None  # of pods whose template names no security context; None: our own
     secure_by_default: bool = False  # new clusters whose spec says nothing, where keys can be had
@@ -320,7 +321,7 @@ class Worker:
             self._reconciler = ClusterReconciler(
                 self._api, self._registry, self._events, self.namespace, self.name, uid, chosen.image, chosen.clock,
                 rebalances, chosen.rebalance_image, chosen.account, self._no_token, chosen.pod_security,
-                self._caches.namespaces, secure_by_default=chosen.secure_by_default,
+                self._caches.namespaces, chosen.console_image, secure_by_default=chosen.secure_by_default,
                 may_keep_secrets=chosen.may_keep_secrets,
             )  # fmt: skip
         return self._reconciler

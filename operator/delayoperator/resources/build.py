@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from delayoperator.resources import access, cronjob, names, network, services, settings, tls
+from delayoperator.resources import access, console, cronjob, names, network, services, settings, tls
 from delayoperator.resources.normal import normal
 from delayoperator.resources.statefulset import FIXED, stateful_set
 from delayoperator.resources.view import ClusterView, Json
@@ -34,6 +34,7 @@ def build(view: ClusterView, live_set: Json | None = None, *, bare_service: bool
         *([network.network_policy(view, view.network)] if view.network is not None else []),
         stateful_set(view, live_set),
         *([settings.pod_monitor(view)] if view.pod_monitor else []),
+        *console.console_objects(view),
         *(access.job_access(view) if view.rebalance is not None else ()),
         *([] if cron is None else [cron]),  # without a schedule the job runs when a DelayRebalance asks for a plan
     )

@@ -53,6 +53,15 @@ def rebalance(cluster: str) -> str:
     return f"{cluster}-rebalance"
 
 
+def console(cluster: str) -> str:
+    """The console's Deployment, Service, ServiceAccount and NetworkPolicy."""
+    return f"{cluster}-console"
+
+
+def console_certificate(cluster: str) -> str:
+    return f"{cluster}-console-tls"
+
+
 def settings_map(cluster: str) -> str:
     return f"{cluster}-cluster"
 
@@ -116,9 +125,14 @@ def sink_selector(cluster: str) -> dict[str, str]:
     return {CLUSTER_LABEL: cluster, "app.kubernetes.io/component": "sink"}
 
 
+def console_selector(cluster: str) -> dict[str, str]:
+    """Fixed for ever: a Deployment's selector can't change."""
+    return {CLUSTER_LABEL: cluster, "app.kubernetes.io/component": "console"}
+
+
 def client_pods(cluster: str) -> Json:
-    """A selector of the cluster's own pods that are its clients: the rebalance job's, and the sinks'."""
-    component = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["rebalance", "sink"]}
+    """A selector of the cluster's own pods that are its clients: the rebalance job's, the sinks' and the console's."""
+    component = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["console", "rebalance", "sink"]}
     return {"matchLabels": {CLUSTER_LABEL: cluster}, "matchExpressions": [component]}
 
 

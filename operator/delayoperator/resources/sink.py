@@ -122,7 +122,7 @@ def _deployment(view: ClusterView, sink: SinkView, document: str) -> Json:
                         {"name": "sink", "configMap": {"name": object_name(sink.name)}},
                         {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
                         *_secret_volumes(sink),
-                        *_ca_volumes(view),
+                        *tls.ca_volumes(view),
                         *tls.token_volumes(view),
                     ],
                     **identity_and_place(view),
@@ -196,11 +196,3 @@ def _secret_volumes(sink: SinkView) -> list[Json]:
         }
         for at, (name, keys) in enumerate(_by_name(sink).items())
     ]
-
-
-def _ca_volumes(view: ClusterView) -> list[Json]:
-    """Whom to trust with the nodes' certificates: of their Secret ca.crt alone, never the key."""
-    if view.tls is None:
-        return []
-    source = {"secretName": view.tls.server, "optional": True, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
-    return [{"name": tls.SERVER, "secret": source}]

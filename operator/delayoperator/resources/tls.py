@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from delayregistry.security import account_audience
 
 from delayoperator.resources import names
-from delayoperator.resources.view import ClusterView, Json, SecurityMode, TlsSettings
+from delayoperator.resources.view import CertificateIssuer, ClusterView, Json, SecurityMode, TlsSettings
 
 MOUNTS = "/etc/delaycluster"
 SERVER, PEERS, CLIENT_CA = "certificates", "peer-certificates", "client-ca"  # volumes, and directories of MOUNTS
@@ -103,21 +105,33 @@ def node_uri(view: ClusterView) -> str:
     return f"spiffe://delaycluster/ns/{view.namespace}/cluster/{view.name}/role/node"
 
 
+def ca_volumes(view: ClusterView) -> list[Json]:
+    """For the nodes' clients: whom to trust with their certificates. Of their Secret ca.crt alone, never the key."""
+    if view.tls is None:
+        return []
+    source = {"secretName": view.tls.server, "optional": True, "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    return [{"name": SERVER, "secret": source}]
+
+
+def server_certificate(view: ClusterView, settings: TlsSettings, name: str, hosts: Sequence[str]) -> Json:
+    """What cert-manager is asked for, of the issuer whom clients are to trust."""
+    issuer = settings.issuer or CertificateIssuer(names.own_ca(view.name))
+    ref = {"name": issuer.name, "kind": issuer.kind, "group": issuer.group}
+    return _certificate(view, name, {"dnsNames": list(hosts), "usages": ["server auth"], "issuerRef": ref}, "Always")
+
+
 def certificates(view: ClusterView) -> list[Json]:
     """The cluster's own CA, and what it issues. Nothing, where the Secrets are people's."""
     tls = view.tls
     if tls is None or not tls.cert_manager:
         return []
     own: Json = {"name": names.own_ca(view.name), "kind": "Issuer", "group": "cert-manager.io"}
-    issuer = tls.issuer
-    server = own if issuer is None else {"name": issuer.name, "kind": issuer.kind, "group": issuer.group}
     ca = {
         "isCA": True,
         "commonName": f"delaycluster {view.namespace}/{view.name}"[:64],
         "duration": CA_DURATION,
         "issuerRef": {"name": names.self_signed(view.name), "kind": "Issuer", "group": "cert-manager.io"},
     }
-    listeners = {"dnsNames": list(server_names(view)), "usages": ["server auth"]}
     peers = {
         "dnsNames": list(peer_names(view)),
         "uris": [node_uri(view)],
@@ -128,7 +142,7 @@ def certificates(view: ClusterView) -> list[Json]:
         _object(view, "Issuer", names.self_signed(view.name), {"selfSigned": {}}),
         _certificate(view, names.own_ca(view.name), ca, "Never"),
         _object(view, "Issuer", names.own_ca(view.name), {"ca": {"secretName": names.own_ca(view.name)}}),
-        _certificate(view, tls.server, {**listeners, "issuerRef": server}, "Always"),
+        server_certificate(view, tls, tls.server, server_names(view)),
         _certificate(view, tls.peers, peers, "Always"),
     ]
 

@@ -85,11 +85,37 @@ class RebalanceJobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleOidc:
+    """Where the console's users sign in. secret: a Secret's name and a key of it; None: the client is public. ca: PEM;
+    "": the public CAs."""
+
+    issuer: str
+    client_id: str
+    secret: tuple[str, str] | None = None
+    scopes: tuple[str, ...] = ()
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleView:
+    """spec.console. image: never empty. certificate: a Secret; "": the one that cert-manager makes."""
+
+    image: str
+    allow_changes: bool = False
+    hosts: tuple[str, ...] = ()
+    certificate: str = ""
+    oidc: ConsoleOidc | None = None
+    resources: Mapping[str, Mapping[str, str | int | float]] | None = None  # None: the operator's own
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkAccess:
-    """spec.networkPolicy: peers as networking.k8s.io/v1 has them, of port 7070 and of port 7170. None: everybody."""
+    """spec.networkPolicy: peers as networking.k8s.io/v1 has them, of port 7070, of port 7170 and of the console. None:
+    everybody."""
 
     clients: tuple[Json, ...] | None = None
     monitoring: tuple[Json, ...] | None = None
+    console: tuple[Json, ...] | None = None
 
 
 class SecurityMode(StrEnum):
@@ -152,6 +178,7 @@ class ClusterView:
     metrics_authentication: str = ""  # token or mtls, of a port for metrics; "": there is none
     shards: tuple[str, ...] = ()
     rebalance: RebalanceJobSpec | None = None
+    console: ConsoleView | None = None
     restart: str = ""
     security: str = ""
     network: NetworkAccess | None = None
