@@ -175,17 +175,13 @@ class Access:
         return {"metadata": {}, "spec": {}, "status": {"locations": said}}
 
 
-class Forwards:
-    dial = None
-
-
 def test_delayctl_refuses_a_move_onto_a_machine_that_has_a_copy(tmp_path: Path) -> None:
     registry = SqliteRegistry(tmp_path / "registry.db", create=True)
     registry.put_cluster(ClusterSpec("shop", 4, (TopicSpec("t", 1),), replicas=2), None)
     registry.create_shard(ShardSpec(1, "t", 0, ("n0", "n1")))
     for node in ("n0", "n1", "n2", "n3"):
         registry.renew_lease(NodeLease(node, "i", f"{node}:1", f"{node}:2"))
-    editor: Any = Editor(registry, Access(), Forwards())  # type: ignore[arg-type]
+    editor: Any = Editor(registry, Access(), str)  # type: ignore[arg-type]
     with pytest.raises(TargetRefused, match=r"n2 is on machine m1, as n0 with another copy.*n3 \(machine m3\)"):
         editor.move("t-0", "n2", "n1")
     assert editor.move("t-0", "n3", "n1") == ("n0", "n3")

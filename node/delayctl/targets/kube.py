@@ -6,7 +6,8 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
+from urllib.parse import urlencode
 
 from delayregistry.kube.client import ApiRejected, Credentials, KubeClient, RequestUnanswered
 from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION, Names
@@ -67,7 +68,23 @@ class KubeAccess:
         chosen = next(it for it in contexts if it["name"] == self.context)
         self.namespace: str = target.namespace or chosen["context"].get("namespace") or "default"
         self.cluster = target.cluster
-        self.client = KubeClient(Credentials(self.configuration), "delayctl", connections=4, connect_s=CONNECT_S)
+        self.client = self._new_client()
+
+    @classmethod
+    def with_token(cls, server: str, ca: str, token: str, namespace: str, cluster: str) -> Self:
+        """As whoever has that token for the API server. ca: a file."""
+        from kubernetes import client
+
+        access = cls.__new__(cls)
+        access.configuration = client.Configuration()
+        access.configuration.host, access.configuration.ssl_ca_cert = server, ca or None
+        access.configuration.api_key = {"authorization": f"Bearer {token}"}
+        access.context, access.namespace, access.cluster = server, namespace, cluster
+        access.client = access._new_client()
+        return access
+
+    def _new_client(self) -> KubeClient:
+        return KubeClient(Credentials(self.configuration), "delayctl", connections=4, connect_s=CONNECT_S)
 
     def __str__(self) -> str:
         return f"DelayCluster {self.cluster!r} in namespace {self.namespace!r} (context {self.context!r})"
@@ -114,14 +131,36 @@ class KubeAccess:
             found = self.client.get(path, {"labelSelector": f"{CLUSTER_LABEL}={self.cluster}"}, READ_S)["items"]
         return [lease for it in found if (lease := read_lease(names, it)) is not None]
 
-    def account_token(self, account: str) -> str:
+    def who_am_i(self) -> str:
+        """As the API server knows whoever asks. Raises KubeError."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        with _translated("ask who it is", self):
+            answer = self.client.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", body, {}, READ_S)
+        return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
+
+    def listed(self, plural: str) -> list[dict[str, Any]]:
+        """Objects of ours in the cluster's namespace. Raises KubeError."""
+        with _translated(f"list {plural}", self):
+            return list(self.client.get(self._path(plural), {}, READ_S)["items"])
+
+    def log_lines(self, pod: str, lines: int) -> list[str]:
+        """The last of what a node's container has written. Raises KubeError."""
+        query = urlencode({"container": "node", "tailLines": lines, "limitBytes": lines * 1_000})
+        with _translated("get pods/log", self):
+            answer = self.client.request("GET", f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log?{query}",
+                                         read_s=READ_S, accept="*/*")  # fmt: skip
+            if answer.status != 200:
+                raise ApiRejected(answer.status, "", answer.data[:300].decode("utf-8", "replace"))
+            return answer.data.decode("utf-8", "replace").splitlines()
+
+    def account_token(self, account: str, seconds: int = TOKEN_S) -> str:
         """A token of a ServiceAccount, [NAMESPACE/]NAME, for this cluster alone. Raises KubeError."""
         namespace, _, name = account.rpartition("/")
         audience = account_audience(self.namespace, self.cluster)
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
-            "spec": {"audiences": [audience], "expirationSeconds": TOKEN_S},
+            "spec": {"audiences": [audience], "expirationSeconds": seconds},
         }
         with _translated(f"create a token of ServiceAccount {account}", self):
             path = f"/api/v1/namespaces/{namespace or self.namespace}/serviceaccounts/{name}/token"

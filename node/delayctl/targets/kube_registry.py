@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,11 +38,13 @@ from delayctl.targets.registry import TRIES, RegistryEditor, drained_with
 class KubeRegistryEditor(RegistryEditor):
     """A RegistryEditor that annotates the DelayCluster. Raises KubeError too."""
 
-    def __init__(self, registry: KubeRegistry, access: KubeAccess, forwards: Forwards, token: str = "") -> None:
-        """token: for the nodes; "": they are asked without TLS."""
+    def __init__(
+        self, registry: KubeRegistry, access: KubeAccess, dial: Callable[[str], str], token: str = "", asker: str = ""
+    ) -> None:
+        """token: for the nodes; "": they are asked without TLS. asker: who wants the changes; "": who runs this."""
         source = (lambda: token) if token else None
-        super().__init__(registry, PatientProber(OperatorAccess(dial=forwards.dial, token=source)))
-        self._access = access
+        super().__init__(registry, PatientProber(OperatorAccess(dial=dial, token=source)))
+        self._access, self._asker = access, asker
 
     def locations(self) -> Mapping[str, NodeLocation]:
         return locations_of(self._access.delaycluster())
@@ -64,7 +66,9 @@ class KubeRegistryEditor(RegistryEditor):
                 )
             if undo != (node in asked):
                 return
-            patch: dict[str, Any] = {"metadata": {"annotations": {drain_annotation(node): None if undo else _asker()}}}
+            patch: dict[str, Any] = {
+                "metadata": {"annotations": {drain_annotation(node): None if undo else self._asked()}}
+            }
             if undo and node in in_spec:
                 patch["spec"] = {"drained": [it for it in in_spec if it != node]}
             if self._patched(found, patch):
@@ -75,9 +79,13 @@ class KubeRegistryEditor(RegistryEditor):
         for _ in range(TRIES):
             found = self._access.delaycluster()
             self._not_paused(found)
-            if self._patched(found, {"metadata": {"annotations": {RESTART: _asker("milliseconds")}}}):
+            if self._patched(found, {"metadata": {"annotations": {RESTART: self._asked("milliseconds")}}}):
                 return
         raise TargetUnreachable(f"{self._access} changes all the time: it could not be written")
+
+    def _asked(self, timespec: str = "seconds") -> str:
+        """Who asks, and when: the value of an annotation."""
+        return f"{self._asker or _own_name()} {datetime.now(UTC).isoformat(timespec=timespec)}"
 
     def _patched(self, found: Mapping[str, Any], patch: dict[str, Any]) -> bool:
         """False: somebody else has written it meanwhile. Raises Refused where a rule of the schema forbids it."""
@@ -92,13 +100,12 @@ class KubeRegistryEditor(RegistryEditor):
             raise TargetRefused(f"{self._access} is paused ({who}): until that ends, nothing is moved or restarted")
 
 
-def _asker(timespec: str = "seconds") -> str:
-    """Who asks, and when: the value of an annotation."""
+def _own_name() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user has no name
         user = f"uid {os.getuid()}"
-    return f"{user}@{platform.node()} {datetime.now(UTC).isoformat(timespec=timespec)}"
+    return f"{user}@{platform.node()}"
 
 
 @contextmanager
@@ -109,20 +116,28 @@ def kube_registry_editor(target: KubeTarget, account: str = "") -> Iterator[Kube
     """
     with accessed(target) as access:
         pods, token = access.first_pods(), access.account_token(account) if account else ""
-        client = KubeClient(Credentials(access.configuration), agent="delayctl", connections=4)
+        with Forwards(access, pods) as forwards, editor_over(access, forwards.dial, token) as editor:
+            yield editor
+
+
+@contextmanager
+def editor_over(
+    access: KubeAccess, dial: Callable[[str], str], token: str = "", asker: str = ""
+) -> Iterator[KubeRegistryEditor]:
+    """See KubeRegistryEditor. Raises TargetUnreachable, KubeError."""
+    client = KubeClient(Credentials(access.configuration), agent="delayctl", connections=4)
+    try:
         # What a watch meets goes into the error of the call that needs it.
         owner = OwnerReference(access.cluster, str(access.delaycluster()["metadata"]["uid"]))
         registry = KubeRegistry(
             client, access.namespace, access.cluster, owner, manager="delayctl", log=lambda event: None
         )
+        editor = KubeRegistryEditor(registry, access, dial, token, asker)
         try:
-            with Forwards(access, pods) as forwards:
-                editor = KubeRegistryEditor(registry, access, forwards, token)
-                try:
-                    yield editor
-                finally:
-                    editor.close()
-        except RegistryError as error:
-            raise TargetUnreachable(str(error)) from error
+            yield editor
         finally:
-            client.close()
+            editor.close()
+    except RegistryError as error:
+        raise TargetUnreachable(str(error)) from error
+    finally:
+        client.close()
