@@ -12,16 +12,19 @@ import jinja2
 from aiohttp import web
 from delayapi.handle import BadHandle
 from delayclient.errors import DelayError, NotAllowed, NotAuthenticated, NotFound, Unavailable
+from delayctl.targets.errors import TargetRefused, TargetUnreachable
 
 from delayconsole.page import BadInput, ConsoleAction, ConsolePage, Inputs, PageView
+from delayconsole.refusals import SignInRefused
 from delayconsole.render import ROOT, environment
-from delayconsole.security import CSRF_FIELD, CSRF_HEADER, HEADERS, OwnOrigins, RequestRefused
+from delayconsole.security import CSRF_FIELD, CSRF_HEADER, HEADERS, OwnHosts, OwnOrigins, RequestRefused
 from delayconsole.visitor import SignIn, Visitor
 
 MAX_FORM_BYTES: Final = 1 << 20
 PAGE_S: Final = 15.0
 """A page that has not all its answers by then is an error; what it asks nodes has shorter limits of its own."""
 ACTION_S: Final = 60.0
+HEALTH: Final = "/healthz"
 STATIC: Final = ("static", "vendor")
 
 VISITOR: Final = web.RequestKey("visitor", Visitor)
@@ -34,7 +37,13 @@ class ConsoleApp:
     """One console over one cluster."""
 
     def __init__(
-        self, sign_in: SignIn, origins: OwnOrigins, pages: Sequence[ConsolePage], *, allow_changes: bool, cluster: str
+        self,
+        sign_in: SignIn,
+        origins: OwnOrigins | OwnHosts,
+        pages: Sequence[ConsolePage],
+        *,
+        allow_changes: bool,
+        cluster: str,
     ) -> None:
         """cluster: its name for people."""
         self._sign_in, self._origins, self._pages = sign_in, origins, pages
@@ -46,6 +55,7 @@ class ConsoleApp:
         app = web.Application(middlewares=[self._guarded], client_max_size=MAX_FORM_BYTES)
         app.router.add_routes(self._sign_in.routes())
         app.router.add_get("/", self._home)
+        app.router.add_get(HEALTH, self._home)
         for folder in STATIC:
             app.router.add_static(f"/{folder}", ROOT / folder)
         for page in self._pages:
@@ -67,6 +77,12 @@ class ConsoleApp:
                 answer.headers["Allow"] = error.headers["Allow"]
         except RequestRefused as error:
             answer = self._error(request, error.status, str(error))
+        except SignInRefused as error:
+            answer = self._sign_in_page(request, str(error), 403)
+        except TargetRefused as error:
+            answer = self._error(request, 409, str(error))
+        except TargetUnreachable as error:
+            answer = self._error(request, 503, str(error))
         except (BadInput, BadHandle) as error:
             answer = self._error(request, 400, str(error))
         except DelayError as error:
@@ -81,6 +97,8 @@ class ConsoleApp:
         return answer
 
     async def _admitted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == HEALTH:  # the kubelet asks by an address
+            return web.Response(text="ok")
         self._origins.check_host(request.headers.get("Host", ""))
         if request.path.startswith(tuple(f"/{folder}/" for folder in STATIC)):
             answer = await handler(request)
@@ -92,7 +110,7 @@ class ConsoleApp:
             return await handler(request)
         visitor = await self._sign_in.visitor(request)
         if visitor is None:
-            return self._rendered(request, "sign_in.html", {"sentences": self._sign_in.invitation()}, status=401)
+            return self._sign_in_page(request, "", 401)
         request[VISITOR] = visitor
         if request.method not in ("GET", "HEAD"):
             form = await request.post()
@@ -148,6 +166,9 @@ class ConsoleApp:
         )
 
     # ---------------------------------------------------------------------------------------- answers
+
+    def _sign_in_page(self, request: web.Request, problem: str, status: int) -> web.StreamResponse:
+        return self._rendered(request, "sign_in.html", {"problem": problem, **self._sign_in.invitation()}, status)
 
     def _error(self, request: web.Request, status: int, message: str) -> web.StreamResponse:
         return self._rendered(request, "error.html", {"status": status, "message": message}, status=status)

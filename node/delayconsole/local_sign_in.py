@@ -6,7 +6,8 @@ Other users of the machine reach 127.0.0.1 too. They have neither the key nor th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -30,8 +31,9 @@ class LocalSignIn:
     async def visitor(self, request: web.Request) -> Visitor | None:
         return self._visitor if same(request.cookies.get(self._cookie), self._visitor.session.cookie) else None
 
-    def invitation(self) -> Sequence[str]:
-        return ("Open the link that `delayctl console` printed when it started.",)
+    def invitation(self) -> Mapping[str, Any]:
+        said = "Open the link that `delayctl console` printed when it started."
+        return {"sentences": (said,), "provider": "", "kubernetes": False, "tokens": False}
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         if not same(request.query.get("key"), self.key):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 from delayctl.common import DEFAULT_ENDPOINT, CommandSettings, common_options, fail, run_admin
+from delayctl.targets.options import data_option
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
+
+    from delayconsole.cluster_objects import ClusterObjects
 
 ADDRESS: Final = "127.0.0.1"
 PORT: Final = 7180
@@ -25,8 +29,9 @@ CALL_TIMEOUT: Final = "5s"
 @click.option(
     "--allow-changes", is_flag=True, help="Let the console cancel, move and so on. Without it, it only looks."
 )
+@data_option
 @common_options
-def console(settings: CommandSettings, port: int, allow_changes: bool) -> None:
+def console(settings: CommandSettings, data: Path, port: int, allow_changes: bool) -> None:
     """Look at the cluster in a browser, at 127.0.0.1.
 
     Prints a link, whose key lets browsers in, and serves until Ctrl-C. The console shows and does what you may: it
@@ -38,10 +43,10 @@ def console(settings: CommandSettings, port: int, allow_changes: bool) -> None:
         import jinja2  # noqa: F401
     except ImportError:
         raise click.UsageError("the console needs Jinja2: pip install 'delaycluster[console]'") from None
-    run_admin(settings, lambda admin: _served(settings, admin, port, allow_changes), CALL_TIMEOUT)
+    run_admin(settings, lambda admin: _served(settings, admin, port, allow_changes, data), CALL_TIMEOUT)
 
 
-async def _served(settings: CommandSettings, admin: Admin, port: int, allow_changes: bool) -> None:
+async def _served(settings: CommandSettings, admin: Admin, port: int, allow_changes: bool, data: Path) -> None:
     from delayconsole.render import missing_assets
 
     if missing := missing_assets():
@@ -52,10 +57,12 @@ async def _served(settings: CommandSettings, admin: Admin, port: int, allow_chan
             listener.bind((ADDRESS, port))
         except OSError as error:
             fail(f"{ADDRESS}:{port} cannot be listened on: {error.strerror}; --port chooses another", FAILED)
-        await _serve_on(listener, settings, admin, allow_changes)
+        await _serve_on(listener, settings, admin, allow_changes, data)
 
 
-async def _serve_on(listener: socket.socket, settings: CommandSettings, admin: Admin, allow_changes: bool) -> None:
+async def _serve_on(
+    listener: socket.socket, settings: CommandSettings, admin: Admin, allow_changes: bool, data: Path
+) -> None:
     from aiohttp import web
 
     from delayconsole.app import ConsoleApp
@@ -65,7 +72,8 @@ async def _serve_on(listener: socket.socket, settings: CommandSettings, admin: A
     from delayconsole.visitor import Visitor
 
     port = listener.getsockname()[1]
-    sign_in = LocalSignIn(Visitor(SessionKey(), admin, "you", program_of(settings)), port)
+    objects = await asyncio.to_thread(objects_of, settings, data)
+    sign_in = LocalSignIn(Visitor(SessionKey(), admin, "you", program_of(settings), objects), port)
     origins = OwnOrigins.of(f"http://{host}:{port}" for host in (ADDRESS, "localhost"))
     app = ConsoleApp(sign_in, origins, PAGES, allow_changes=allow_changes, cluster=cluster_name(settings))
     runner = web.AppRunner(app.application(), access_log=None)
@@ -98,3 +106,24 @@ def cluster_name(settings: CommandSettings) -> str:
         return settings.endpoint
     it = settings.kube
     return "/".join(part for part in (it.context, it.namespace, it.cluster) if part)
+
+
+def objects_of(settings: CommandSettings, data: Path) -> ClusterObjects | None:
+    """The registry and what is beside it. None: `data` is not of the cluster that --endpoint names."""
+    from delayregistry.port import RegistryError
+    from delayregistry.sqlite import SqliteRegistry
+
+    from delayconsole.cluster_objects import ForwardedObjects, LocalObjects
+
+    if settings.kube is not None:
+        return ForwardedObjects(settings.kube, str(settings.access.get("service_account", "")))
+    try:
+        registry = SqliteRegistry(data / "registry.db")
+        try:
+            leases = registry.list_leases()
+        finally:
+            registry.close()
+    except RegistryError:
+        return None
+    known = {endpoint for lease in leases for endpoint in (lease.endpoint, *(it.endpoint for it in lease.listeners))}
+    return LocalObjects(data) if settings.endpoint.replace("localhost", "127.0.0.1") in known else None

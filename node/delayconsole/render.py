@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlencode
 
 import jinja2
 from delayapi.durations import format_instant, format_ms
@@ -25,7 +27,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(instant=instant, minute=minute, duration=format_ms, count=count, size=size)
+    made.filters.update(instant=instant, minute=minute, duration=format_ms, count=count, size=size, query=query)
     return made
 
 
@@ -46,6 +48,11 @@ def _time(ms: int | None, chars: int) -> Markup:
     text = format_instant(ms)
     shown = text.replace("T", " ")[:chars] + "Z"
     return Markup('<time datetime="{}" data-ms="{}" data-chars="{}">{}</time>').format(text, ms, chars, shown)
+
+
+def query(fields: Mapping[str, Any]) -> str:
+    """The part of an address after `?`, without what is empty."""
+    return urlencode({name: value for name, value in fields.items() if value not in ("", None)})
 
 
 def count(number: float) -> str:

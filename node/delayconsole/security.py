@@ -77,6 +77,40 @@ class OwnOrigins:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnHosts:
+    """Likewise by https and a name, at whatever port: that of a Service, of an Ingress, of a port-forward."""
+
+    hosts: frozenset[str]
+
+    def check_host(self, host: str) -> None:
+        """Raises RequestRefused for a Host header that names somebody else."""
+        if _host_of(f"https://{host}") not in self.hosts:
+            known = ", ".join(sorted(self.hosts))
+            raise RequestRefused(421, f"this console is not at Host {host[:100]!r}; it is at {known}")
+
+    def check_origin(self, origin: str | None, fetch_site: str | None) -> None:
+        """Of a request that changes something. Raises RequestRefused."""
+        if fetch_site not in (None, "same-origin"):
+            raise RequestRefused(403, f"a change must come from the console's own pages, not {fetch_site[:20]}")
+        if origin is None or not origin.startswith("https://") or _host_of(origin) not in self.hosts:
+            raise RequestRefused(
+                403, f"a change must come from the console's own pages, not from {str(origin)[:100]!r}"
+            )
+
+
+def _host_of(origin: str) -> str:
+    """Without the port, in small letters; "" where it has none, or more than scheme, host and port."""
+    try:
+        parts = urlsplit(origin.lower())
+        port = parts.port
+    except ValueError:
+        return ""
+    host = parts.hostname or ""
+    whole = f"{parts.scheme}://{host}" if port is None else f"{parts.scheme}://{host}:{port}"
+    return host if whole == origin.lower() else ""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionKey:
     """A session's secret; its cookie and its CSRF token are made of it."""
 

@@ -7,13 +7,14 @@ visitor signs in is behind `SignIn`: on one's own machine by the link that `dela
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 from delayclient.admin.admin import Admin
 
+from delayconsole.cluster_objects import ClusterObjects
 from delayconsole.security import SessionKey
 
 
@@ -26,10 +27,18 @@ class Visitor:
     admin: Admin
     name: str
     program: tuple[str, ...] = ("delayctl",)
+    objects: ClusterObjects | None = None
+    """What the visitor may see and change beside messages; None: they have shown nothing that is good for it."""
+    may_leave: bool = False
+    """There is a sign-out."""
 
     def command(self, *words: str) -> str:
         """What does the same in a terminal."""
         return shlex.join([*self.program, *words])
+
+    def objects_command(self, *words: str) -> str:
+        """Likewise, of one that reads or changes the registry or the rebalance."""
+        return self.command(*words, *(() if self.objects is None else self.objects.options))
 
 
 class SignIn(Protocol):
@@ -41,5 +50,5 @@ class SignIn(Protocol):
     async def visitor(self, request: web.Request) -> Visitor | None:
         """The visitor of a request's session; None: it has none that is valid."""
 
-    def invitation(self) -> Sequence[str]:
-        """Sentences for those who have no session."""
+    def invitation(self) -> Mapping[str, Any]:
+        """What sign_in.html gets: `sentences` for those who have no session; in a cluster, the ways to sign in."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from delayconsole.page import ConsolePage
-from delayconsole.pages import wheel
+from delayconsole.pages import audit, dead_letters, groups, nodes, rebalance, schedules, shards, sinks, wheel
 
-PAGES: Final[tuple[ConsolePage, ...]] = (wheel.PAGE,)
+PAGES: Final[tuple[ConsolePage, ...]] = (
+    wheel.PAGE,
+    groups.PAGE,
+    dead_letters.PAGE,
+    schedules.PAGE,
+    sinks.PAGE,
+    nodes.PAGE,
+    shards.PAGE,
+    rebalance.PAGE,
+    audit.PAGE,
+)
 """In the order of the navigation."""
