@@ -23,7 +23,7 @@ from delayapi.secured_http import server_context
 
 from delayconsole.app import ConsoleApp
 from delayconsole.cluster_sign_in import ClusterSignIn
-from delayconsole.identities import ConsolePlace, Identities
+from delayconsole.identities import ConsolePlace, VisitorIdentities
 from delayconsole.oidc import OidcClient, OidcFlow
 from delayconsole.pages import PAGES
 from delayconsole.render import missing_assets
@@ -113,7 +113,7 @@ async def serve(console: ClusterConsole, log: EventLog, stopped: asyncio.Event) 
             return 0 if stopped.is_set() else 1
         oidc = None if console.oidc is None else OidcFlow(console.oidc)
         sign_in = ClusterSignIn(
-            Identities(console.place), sessions, kubernetes=bool(console.place.kubernetes), oidc=oidc
+            VisitorIdentities(console.place), sessions, kubernetes=bool(console.place.kubernetes), oidc=oidc
         )
         app = ConsoleApp(
             sign_in,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from delayconsole.identities import Admitted, Identities
+from delayconsole.identities import Admitted, VisitorIdentities
 from delayconsole.oidc import PENDING_S, OidcError, OidcFlow
 from delayconsole.refusals import SignInRefused
 from delayconsole.security import RequestRefused
@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 class ClusterSignIn:
     """See SignIn. A stranger may try tokens: each costs the nodes one call, and MAX_AT_ONCE are under way."""
 
-    def __init__(self, identities: Identities, sessions: Sessions, *, kubernetes: bool, oidc: OidcFlow | None) -> None:
+    def __init__(
+        self, identities: VisitorIdentities, sessions: Sessions, *, kubernetes: bool, oidc: OidcFlow | None
+    ) -> None:
         self._identities, self._sessions, self._oidc = identities, sessions, oidc
         self._kubernetes = kubernetes
         self._under_way = 0

@@ -54,7 +54,7 @@ class Admitted:
     lifetime_s: float
 
 
-class Identities:
+class VisitorIdentities:
     """Of one cluster. now_s: Unix time."""
 
     def __init__(self, place: ConsolePlace, now_s: Callable[[], float] = time.time) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.console import OIDC_CA, console_objects
-from delayoperator.resources.view import ConsoleOidc, ConsoleView, NetworkAccess
+from delayoperator.resources.view import ConsoleProvider, ConsoleView, NetworkAccess
 
 from tests.resources.clusters import MINIMAL, SECURED, one, stateful_set
 
 Json = dict[str, Any]
-OIDC = ConsoleOidc("https://login.example.com", "delay", ("provider", "client.secret"), ("groups",), "a PEM")
+OIDC = ConsoleProvider("https://login.example.com", "delay", ("provider", "client.secret"), ("groups",), "a PEM")
 CONSOLE = ConsoleView("operator:1", hosts=("console.example.com",), oidc=OIDC)
 SHOWN = replace(SECURED, console=CONSOLE)
 

@@ -28,7 +28,7 @@ SECURITY_WANTED = rule(
 )
 
 
-class SecretKey(Model):
+class ClientSecret(Model):
     """A key of a Secret of the cluster's namespace."""
 
     name: SecretName = Field(description="The Secret's name.")
@@ -43,7 +43,7 @@ class ConsoleOidc(Model):
     issuer: Annotated[StrictStr, Field(pattern=ISSUER, min_length=1, max_length=256)] = Field(
         description="One of security.tokens.oidc, an https URL. The console's client there has its audience as its id."
     )
-    client_secret: SecretKey | None = Field(
+    client_secret: ClientSecret | None = Field(
         None, description="The client's secret. Absent: the client is a public one, and PKCE alone protects it."
     )
     scopes: list[Annotated[StrictStr, Field(pattern="^[!#-\\[\\]-~]+$", max_length=MAX_NAME_CHARS)]] | None = Field(

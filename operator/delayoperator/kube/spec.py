@@ -17,7 +17,7 @@ from delayoperator.crds.convert import DesiredCluster, InvalidSpec, desired_of
 from delayoperator.crds.rebalancing import Rebalancing, Spark
 from delayoperator.crds.topic_merge import KnownTopics, MergedTopics, TopicOwner
 from delayoperator.resources import ClusterView, names
-from delayoperator.resources.view import ConsoleOidc, ConsoleView, RebalanceJobSpec, TlsSettings
+from delayoperator.resources.view import ConsoleProvider, ConsoleView, RebalanceJobSpec, TlsSettings
 
 Json = dict[str, Any]
 
@@ -179,7 +179,7 @@ def _console(desired: DesiredCluster, default_image: str) -> ConsoleView | None:
     issuer = next((it for it in desired.security.oidc if said.oidc and it.issuer == said.oidc.issuer), None)
     if said.oidc is not None and issuer is not None:
         secret = said.oidc.client_secret
-        oidc = ConsoleOidc(
+        oidc = ConsoleProvider(
             issuer=issuer.issuer,
             client_id=issuer.audience,
             secret=None if secret is None else (secret.name, secret.key),

@@ -85,7 +85,7 @@ class RebalanceJobSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleOidc:
+class ConsoleProvider:
     """Where the console's users sign in. secret: a Secret's name and a key of it; None: the client is public. ca: PEM;
     "": the public CAs."""
 
@@ -104,7 +104,7 @@ class ConsoleView:
     allow_changes: bool = False
     hosts: tuple[str, ...] = ()
     certificate: str = ""
-    oidc: ConsoleOidc | None = None
+    oidc: ConsoleProvider | None = None
     resources: Mapping[str, Mapping[str, str | int | float]] | None = None  # None: the operator's own
 
 
