@@ -12,10 +12,12 @@ from delayclient.admin.schedules import Schedule
 from delayclient.sync import Admin, Consumer, Producer
 from delayctl.targets.registry import registry_editor
 from delaylocal import LocalCluster
+from delaylocal.rebalance_file import RebalanceFile
 from delayregistry.model import TopicSpec
 
 from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser
 from tests.console.support.console_process import running_console
+from tests.local.rebalanceworld import kept, plan_of
 
 pytestmark = needs_browser()
 EVIL = '<img src=x onerror="alert(1)">'
@@ -24,7 +26,7 @@ WAIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    topics = [TopicSpec(name, 2) for name in ("lags", "dead", "again", "placed")]
+    topics = [TopicSpec(name, 2) for name in ("lags", "dead", "again", "placed", "planned")]
     data = tmp_path_factory.mktemp("pair")
     with LocalCluster(data, nodes=3, topics=topics, port=0, replicas=2) as made:
         made.wait_ready()
@@ -238,6 +240,33 @@ def test_rebalance_sinks_and_audit_say_what_there_is(seen: ConsoleBrowser) -> No
     seen.open("/audit?event=audit-refused&text=nobody")
     assert "The nodes' logs have no such event." in seen.text()
     seen.check("audit")
+
+
+def test_a_plan_is_seen_before_and_after_approved_and_carried_out(seen: ConsoleBrowser, pair: LocalCluster) -> None:
+    with Producer(pair.endpoints[0]) as producer:
+        for number in range(60):
+            producer.send("planned", b"x", delay=f"{1 + number // 10}h", key=str(number))
+    with registry_editor(pair.data) as at:
+        spec = at.shard("planned-0").spec
+        assert spec.master is not None
+        free = next(it for it in at.cluster().node_ids if it not in spec.replicas)
+        plan = plan_of([("planned-0", spec.master, free, spec.replicas)])
+        RebalanceFile(pair.data).edit(lambda before: kept(plan))
+
+        def state() -> str:
+            seen.open("/rebalance")
+            return seen.page.inner_text(".lead")
+
+        until(lambda: state().startswith("ProposalReady"), "the plan is found good")
+        assert "as the plan would leave it" in seen.text()
+        assert seen.page.locator("svg.strip").count() == 6, "each node, now and then"
+        seen.check("rebalance-plan")
+        seen.page.click("main button:text-is('Approve')")
+        confirm(seen, f"Carry out plan {plan.hash}: 1 moves?", f"rebalance --approve {plan.hash}")
+        moved = {free, *spec.replicas} - {spec.master}
+        until(lambda: set(at.shard("planned-0").spec.replicas) == moved, "the plan is carried out")
+        until(lambda: state().startswith("Ready"), "and over")
+        seen.check("rebalance-done")
 
 
 @pytest.mark.parametrize(
