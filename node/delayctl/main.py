@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "produce": ("delayctl.messages.produce:produce", "Send messages to be delivered later."),
     "consume": ("delayctl.messages.consume:consume", "Receive due messages as a member of a group."),
     "cancel": ("delayctl.messages.cancel:cancel", "Cancel pending messages, by handle or by key."),
+    "reschedule": ("delayctl.messages.reschedule:reschedule", "Give pending messages a new time."),
     "pending": ("delayctl.messages.pending:pending", "List messages that are not yet due."),
     "wheel": ("delayctl.cluster.wheel:wheel", "Show the load to come as a heat map."),
     "top": ("delayctl.cluster.top:top", "Watch rates, lateness and the next minutes."),

@@ -140,6 +140,22 @@ def test_cancel_tells_the_truth_for_each(endpoint: str, tmp_path: Path) -> None:
     assert [line.split()[0] for line in by_key.stdout.splitlines()] == ["CANCELLED", "CANCELLED"]
 
 
+def test_messages_are_given_a_new_time_and_found_by_key(endpoint: str, tmp_path: Path) -> None:
+    handles, at = tmp_path / "handles", "2031-01-31T09:00:00Z"
+    sent = ("produce", "cli5", "--delay", "1h", "--count", "2", "--key")
+    delayctl(*sent, "other", endpoint=endpoint)
+    delayctl(*sent, "dentist", "--handles", str(handles), endpoint=endpoint)
+    old = handles.read_text().split()
+    too_late = delayctl("reschedule", *old, "--at", at, endpoint=endpoint)
+    assert (too_late.exit_code, "40 days" in too_late.stderr or "horizon" in too_late.stderr) == (1, True)
+    moved = lines(delayctl("reschedule", "--handles", str(handles), "--delay", "2d", "--json", endpoint=endpoint))
+    assert [(row["handle"], row["outcome"]) for row in moved] == [(text, "MOVED") for text in old]
+    rows = lines(delayctl("pending", "cli5", "--key", "dentist", "--json", endpoint=endpoint))
+    assert sorted(row["handle"] for row in rows) == sorted(row["new_handle"] for row in moved)
+    assert {row["key"] for row in rows} == {"dentist"}
+    assert delayctl("reschedule", old[0], "--delay", "0s", endpoint=endpoint).stdout == f"RESCHEDULED {old[0]}\n"
+
+
 def test_groups_and_dead_letters(endpoint: str) -> None:
     delayctl("produce", "cli6", "--body", "x", "--count", "2", endpoint=endpoint)
     delayctl("consume", "cli6", "--group", "g", "--count", "2", "--timeout", "20", endpoint=endpoint)
@@ -218,6 +234,10 @@ def test_unreachable_cluster_is_exit_code_3_and_one_line(arguments: tuple[str, .
         ("cancel", "not-a-handle"),
         ("cancel", "--key", "k"),
         ("cancel", "--key", "", "--topic", "t"),
+        ("reschedule", Handle("t", 0, 1, 2, 3).encode()),
+        ("reschedule", "--delay", "1s"),
+        ("reschedule", "not-a-handle", "--delay", "1s"),
+        ("pending", "t", "--key", ""),
         ("pending", "t", "--from", "yesterday"),
         ("dlq", "drop", "t", "--group", "g", "--offset", "3"),
         ("nothing",),

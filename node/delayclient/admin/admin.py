@@ -24,6 +24,7 @@ from delayclient.admin.views import (
     NodeView,
     Outcome,
     Pending,
+    PendingPage,
     Rescheduled,
     Wheel,
     column,
@@ -89,18 +90,16 @@ class Admin(ClusterUser):
         if not key:
             raise ValueError("the key must not be empty")
         route = await self.cluster.route(topic)
-        # Where the producer put it; all queues, should their number have changed since.
-        first = zlib.crc32(key.encode()) % max(1, len(route.queues))
         found: list[CancelledByKey] = []
-        for queue in sorted(route.queues, key=lambda queue: queue.queue != first):
+        for queue in _queues_of(route, key):
             request = delay_pb2.CancelRequest(
-                topic=topic, queue=queue.queue, key=key, from_ms=instant_ms(from_), to_ms=instant_ms(to)
+                topic=topic, queue=queue, key=key, from_ms=instant_ms(from_), to_ms=instant_ms(to)
             )
             answer = await self._call("Cancel", request, delay_pb2.CancelResponse.FromString)
             n = len(answer.outcome)
             due, seq = column(answer.due, "<i8", n), column(answer.seq, "<i8", n)
             for outcome, due_ms, number in zip(answer.outcome, due.tolist(), seq.tolist(), strict=True):
-                handle = Handle(topic, queue.queue, queue.uid, due_ms, number)
+                handle = Handle(topic, queue, route.queues[queue].uid, due_ms, number)
                 found.append(CancelledByKey(handle.encode(), due_ms, Outcome(outcome)))
         return found
 
@@ -133,33 +132,54 @@ class Admin(ClusterUser):
         queue: int | None = None,
         from_: int | str | datetime = 0,
         to: int | str | datetime = 0,
+        key: str = "",
         with_records: bool = False,
         page: int = 1000,
     ) -> AsyncIterator[Pending]:
-        """Messages not yet released with from_ <= due < to (0: no bound), queue by queue, by (due, seq)."""
+        """Messages not yet released with from_ <= due < to (0: no bound), queue by queue, by (due, seq). key: only
+        those with this key, which come with their records."""
         route = await self.cluster.route(topic)
         from_ms, to_ms = instant_ms(from_), instant_ms(to)
-        for number in [q.queue for q in route.queues] if queue is None else [queue]:
-            after = (0, 0)
-            more = True
+        for number in _queues_of(route, key) if queue is None else [queue]:
+            after, more = (0, 0), True
             while more:
-                request = delay_pb2.ListPendingRequest(
-                    topic=topic,
-                    queue=number,
-                    from_ms=from_ms,
-                    to_ms=to_ms,
-                    after_due=after[0],
-                    after_seq=after[1],
-                    limit=page,
-                    with_records=with_records,
+                found = await self.pending_page(
+                    topic, number, from_ms, to_ms, after=after, key=key, with_records=with_records, limit=page
                 )
-                batch = await self._call("ListPending", request, delay_pb2.PendingBatch.FromString)
-                rows = pending_rows(topic, number, batch)
-                for row in rows:
+                for row in found.rows:
                     yield row
-                more = batch.more and bool(rows)
-                if rows:
-                    after = (rows[-1].due_ms, rows[-1].seq)
+                after, more = found.last, found.more
+
+    async def pending_page(
+        self,
+        topic: str,
+        queue: int,
+        from_ms: int = 0,
+        to_ms: int = 0,
+        *,
+        after: tuple[int, int] = (0, 0),
+        key: str = "",
+        with_records: bool = False,
+        limit: int = 1000,
+    ) -> PendingPage:
+        """The next messages of one queue behind `after`, a (due_ms, seq), as list_pending() has them."""
+        request = delay_pb2.ListPendingRequest(
+            topic=topic,
+            queue=queue,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            after_due=after[0],
+            after_seq=after[1],
+            limit=limit,
+            with_records=with_records or bool(key),
+            key=key,
+        )
+        batch = await self._call("ListPending", request, delay_pb2.PendingBatch.FromString)
+        rows = pending_rows(topic, queue, batch)
+        last = (rows[-1].due_ms, rows[-1].seq) if rows else after
+        if key:  # a node of an older release answers with all
+            rows = [row for row in rows if row.decode().key == key]
+        return PendingPage(rows, batch.more and last != after, last)
 
     async def wheel(
         self,
@@ -350,3 +370,9 @@ class Admin(ClusterUser):
     async def _each_queue(self, topic: str, one: Any) -> list[Any]:
         route = await self.cluster.route(topic)
         return await together(one(queue.queue) for queue in route.queues)
+
+
+def _queues_of(route: TopicRoute, key: str) -> list[int]:
+    """All queues; with a key the one first that the producer put it in, unless their number has changed since."""
+    first = zlib.crc32(key.encode()) % max(1, len(route.queues)) if key else 0
+    return sorted((queue.queue for queue in route.queues), key=lambda queue: (queue != first, queue))

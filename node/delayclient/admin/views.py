@@ -4,6 +4,7 @@ answers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -112,6 +113,15 @@ class Pending:
     def decode(self) -> delay_pb2.Message:
         """Key, tag, properties, body and born_ms. Raises WireError."""
         return decode_record(self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPage:
+    """Messages of one queue, by (due, seq). more: there may be some behind `last`, a (due_ms, seq)."""
+
+    rows: Sequence[Pending]
+    more: bool
+    last: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,18 @@ def cancel(
         run_admin(settings, lambda admin: _by_key(settings, admin, topic, key, from_ms or 0, to_ms or _FOREVER_MS))
     if topic is not None or from_ms is not None or to_ms is not None:
         raise click.UsageError("--topic, --from and --to go with --key")
-    texts = list(handles)
-    if file is not None:
-        texts += [line.strip() for line in file.read_text("utf-8", "replace").splitlines() if line.strip()]
+    texts = read_handles(handles, file)
     if not texts and file is None:
         raise click.UsageError("give handles, --handles FILE or --key")
     run_admin(settings, lambda admin: _by_handle(settings, admin, texts))
+
+
+def read_handles(handles: Sequence[str], file: Path | None) -> list[str]:
+    """Those given, and those of the file, one a line."""
+    texts = list(handles)
+    if file is not None:
+        texts += [line.strip() for line in file.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return texts
 
 
 async def _by_handle(settings: CommandSettings, admin: Admin, texts: list[str]) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 @click.option("--from", "from_ms", type=INSTANT, help="Only those due at this time or later.")
 @click.option("--to", "to_ms", type=INSTANT, help="Only those due before this time.")
+@click.option("--key", help="Only those with this key; they are shown with their bodies.")
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="At most so many; 0: all.")
 @click.option("--bodies", is_flag=True, help="Read keys, tags and bodies too.")
 @common_options
@@ -30,10 +31,14 @@ def pending(
     queue: int | None,
     from_ms: int | None,
     to_ms: int | None,
+    key: str | None,
     limit: int,
     bodies: bool,
 ) -> None:
     """List messages of TOPIC that are not yet due, queue by queue, in the order in which they will be."""
+
+    if key == "":
+        raise click.UsageError("--key is empty")
 
     async def listed(admin: Admin) -> None:
         left = limit
@@ -42,11 +47,12 @@ def pending(
             queue=queue,
             from_=from_ms or 0,
             to=to_ms or 0,
+            key=key or "",
             with_records=bodies,
-            page=min(limit or 10_000, 1_000 if bodies else 10_000),
+            page=min(limit or 10_000, 1_000 if bodies or key else 10_000),
         )
         async for row in rows:
-            _print(settings, row, bodies)
+            _print(settings, row, bodies or bool(key))
             left -= 1
             if left == 0:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from zlib import crc32
 
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
@@ -148,6 +149,21 @@ def test_list_pending_pages_by_due_and_seq(shard: Shard) -> None:
     assert page.more
     last = shard.call("ListPending", after_due=ordered[-1][0], after_seq=ordered[-1][1])
     assert (last.count, last.more) == (0, False)
+
+
+def test_pending_messages_of_one_key_are_listed_by_it(shard: Shard) -> None:
+    twins = ("plumless", "buckeroo")  # one CRC-32
+    assert crc32(twins[0].encode()) == crc32(twins[1].encode())
+    begin = now_ms() + HOUR_MS
+    keys = [twins[n % 4 == 3] if n % 2 else f"other-{n}" for n in range(400)]
+    stored = shard.send(*[Msg(b"%d" % n, at_ms=begin + n, key=key) for n, key in enumerate(keys)])
+    of_first = [(due, seq) for due, seq, key in zip(stored.due, stored.seqs, keys, strict=True) if key == twins[0]]
+    for limit in (1, 3, 0):
+        assert shard.pending(key=twins[0], limit=limit) == of_first
+    assert shard.pending(key=twins[0], from_ms=begin + 101, to_ms=begin + 200) == of_first[25:50]
+    shard.call("Cancel", key=twins[1], to_ms=begin + HOUR_MS)
+    assert shard.pending(key=twins[1]) == []
+    assert shard.pending(key="nobody") == []
 
 
 def test_a_page_of_pending_records_is_bounded_in_bytes(shard: Shard) -> None:

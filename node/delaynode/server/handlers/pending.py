@@ -82,14 +82,30 @@ class PendingCalls:
                 "BATCH_TOO_LARGE",
                 f"more than {MAX_OF_KEY:,} pending messages of the range have this key: cancel a part of it at a time",
             )
+        rows = await self._same_key(host, rows, request.key)
+        return np.ascontiguousarray(rows["due"]), np.ascontiguousarray(rows["seq"])
+
+    async def _same_key(self, host: ShardHost, rows: Records, key: str) -> Records:
+        """Those that have the key itself, of some that have its hash."""
         same: list[bool] = []
         while len(same) < len(rows):  # a few MiB of them at a time
             part = rows[len(same) :]
             part = part[: fitting(part["size"])]
             records = await host.read_records(part)
-            same += [_has_key(record, request.key) for record in _split(records, part["size"])]
-        rows = rows[np.array(same, bool)]
-        return np.ascontiguousarray(rows["due"]), np.ascontiguousarray(rows["seq"])
+            same += [_has_key(record, key) for record in _split(records, part["size"])]
+        found: Records = rows[np.array(same, bool)]
+        return found
+
+    async def _page_with_key(
+        self, host: ShardHost, low: Pair, high: Pair, key: str, max_count: int
+    ) -> tuple[Records, bool]:
+        """As _pending(). No rows, only where there are none: a page that other keys' messages fill would end a list."""
+        while True:
+            hashed, more = await self._pending(host, low, high, KeyFilter(crc32(key.encode())), max_count)
+            rows = await self._same_key(host, hashed, key)
+            if len(rows) or not len(hashed) or not more:
+                return rows, more
+            low = after(Pair(int(hashed["due"][-1]), int(hashed["seq"][-1])))
 
     async def _pending(
         self, host: ShardHost, low: Pair, high: Pair, choice: MessageFilter | None, max_count: int | None
@@ -128,7 +144,10 @@ class PendingCalls:
         limit = min(request.limit or 1000, MAX_PAGE)
         low = max(Pair(request.from_ms, 0), after(Pair(request.after_due, request.after_seq)))
         high = Pair(request.to_ms or host.shard.index.last_due_ms() + 1, 0)
-        rows, more = await self._pending(host, low, high, None, limit + 1)
+        if request.key:
+            rows, more = await self._page_with_key(host, low, high, request.key, limit + 1)
+        else:
+            rows, more = await self._pending(host, low, high, None, limit + 1)
         if request.with_records:
             limit = min(limit, fitting(rows["size"]))
         more = more or len(rows) > limit

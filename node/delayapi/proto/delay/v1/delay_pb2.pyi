@@ -401,7 +401,7 @@ class RescheduleResponse(_message.Message):
     def __init__(self, outcome: _Optional[bytes] = ..., due: _Optional[bytes] = ...) -> None: ...
 
 class ListPendingRequest(_message.Message):
-    __slots__ = ("topic", "queue", "from_ms", "to_ms", "after_due", "after_seq", "limit", "with_records")
+    __slots__ = ("topic", "queue", "from_ms", "to_ms", "after_due", "after_seq", "limit", "with_records", "key")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     FROM_MS_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +410,7 @@ class ListPendingRequest(_message.Message):
     AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WITH_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     from_ms: int
@@ -418,7 +419,8 @@ class ListPendingRequest(_message.Message):
     after_seq: int
     limit: int
     with_records: bool
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., after_due: _Optional[int] = ..., after_seq: _Optional[int] = ..., limit: _Optional[int] = ..., with_records: _Optional[bool] = ...) -> None: ...
+    key: str
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., after_due: _Optional[int] = ..., after_seq: _Optional[int] = ..., limit: _Optional[int] = ..., with_records: _Optional[bool] = ..., key: _Optional[str] = ...) -> None: ...
 
 class PendingBatch(_message.Message):
     __slots__ = ("uid", "count", "due", "seq", "size", "records", "more")
