@@ -30,7 +30,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kept_pictures(tmp_path_factory.mktemp("pictures"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright's event loop runs in this thread: no longer than its tests
 def window(cluster: LocalCluster, pictures: Path) -> Iterator[ConsoleBrowser]:
     """A browser on a console that may change things."""
     with running_console(cluster.endpoints[0], "--allow-changes") as link, chromium() as browser:

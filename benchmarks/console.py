@@ -1,0 +1,112 @@
+"""How long the console's pages take: `python -m benchmarks.console`, with 10,000,000 pending messages in 1,000 shards.
+
+Three nodes and a console on this machine. Messages are spread over 38 days, half of them over the first one; some have
+a key. Each page is asked for some times over HTTP, by a client that draws nothing, and its median and slowest are
+printed. `--pending 200000 --shards 100` is a quick one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp import ClientSession, CookieJar
+from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+from delayclient.producer.producer import Producer
+from delaylocal import LocalCluster
+from delayregistry.model import TopicSpec
+
+from tests.console.support.console_process import running_console
+
+TOPICS = 10
+BATCH = 50_000
+KEYED = 1_000
+ALL_AT_ONCE = 4
+"""Batches at a time."""
+
+
+async def fill(endpoint: str, pending: int) -> float:
+    """Sends the messages; returns how many a second."""
+    random, now_ms = np.random.default_rng(1), time.time_ns() // 1_000_000
+    started_s = time.monotonic()
+    async with Producer(endpoint) as producer:
+        slots = asyncio.Semaphore(ALL_AT_ONCE)
+
+        async def batch(topic: str, n: int, keys: Sequence[str] | None = None) -> None:
+            async with slots:
+                delays = random.integers(10 * MINUTE_MS, DAY_MS, n, dtype=np.int64)
+                late = random.random(n) < 0.5
+                delays[late] = random.integers(DAY_MS, 38 * DAY_MS, int(late.sum()), dtype=np.int64)
+                await producer.send_batch(topic, np.zeros((n, 64), np.uint8), due_ms=now_ms + delays, keys=keys)
+
+        starts = range(0, pending, BATCH)
+        await asyncio.gather(
+            *(batch(f"topic{at // BATCH % TOPICS}", min(BATCH, pending - at)) for at in starts),
+            batch("topic0", KEYED, ["dentist"] * KEYED),
+        )
+    return pending / (time.monotonic() - started_s)
+
+
+async def measure(link: str, times: int) -> list[dict[str, Any]]:
+    base = link.partition("/sign-in")[0]
+    soon = time.time_ns() // 1_000_000 + 12 * HOUR_MS
+    pages = {
+        "wheel, nodes, a day": "/wheel",
+        "wheel, shards, a day": "/wheel?by=shard",
+        "wheel, topics, all": "/wheel?by=topic&span=all",
+        "wheel, one topic, an hour": f"/wheel?by=shard&topic=topic0&from={soon}&to={soon + HOUR_MS}",
+        "pending, first page": "/pending?topic=topic0",
+        "pending, in half a day": f"/pending?topic=topic0&from={soon}",
+        "pending, by key": "/pending?topic=topic0&key=dentist",
+    }
+    found = []
+    async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+        await (await session.get(link)).read()
+        for name, path in pages.items():
+            taken_s, size = [], 0
+            for _ in range(times):
+                started_s = time.monotonic()
+                async with session.get(base + path) as answer:
+                    size = len(await answer.read())
+                    assert answer.status == 200, f"{path}: {answer.status}"
+                taken_s.append(time.monotonic() - started_s)
+            median, slowest = statistics.median(taken_s), max(taken_s)
+            found.append({"page": name, "median_ms": median * 1e3, "slowest_ms": slowest * 1e3, "kib": size / 1024})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--pending", type=int, default=10_000_000)
+    parser.add_argument("--shards", type=int, default=1_000)
+    parser.add_argument("--times", type=int, default=9, help="looks at each page")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    topics = [TopicSpec(f"topic{n}", -(-arguments.shards // TOPICS)) for n in range(TOPICS)]
+    with (
+        tempfile.TemporaryDirectory(prefix="delay-console-") as directory,
+        LocalCluster(Path(directory), nodes=3, topics=topics, port=0, durability="async") as cluster,
+    ):
+        cluster.wait_ready(300)
+        rate = asyncio.run(fill(cluster.endpoints[0], arguments.pending))
+        with running_console(cluster.endpoints[0]) as link:
+            rows = asyncio.run(measure(link, arguments.times))
+    if arguments.json:
+        print(json.dumps({"pending": arguments.pending, "shards": arguments.shards, "pages": rows}))
+        return
+    print(f"{arguments.pending:,} pending in {arguments.shards:,} shards (sent at {rate:,.0f}/s)")
+    print(f"{'page':<28}{'median ms':>10}{'slowest ms':>12}{'KiB':>7}")
+    for row in rows:
+        print(f"{row['page']:<28}{row['median_ms']:>10,.0f}{row['slowest_ms']:>12,.0f}{row['kib']:>7,.0f}")
+
+
+if __name__ == "__main__":
+    main()
