@@ -56,6 +56,8 @@ async def _node_wheels(admin: Admin, node: str, endpoint: str, from_ms: int, to_
         answer = await admin.cluster.call_at(endpoint, "GetWheel", request, decode, NODE_S)
         return [wheel_of(wheel, answer.now_ms) for wheel in answer.shards], ""
     except DelayError as error:
+        if error.code == "DEADLINE_EXCEEDED":
+            return [], f"{node} has not answered within {NODE_S:.0f} s: what is on it is not shown"
         return [], f"{node} has not told what is on it: {error}"
 
 

@@ -7,9 +7,9 @@ A page is a module of `delayconsole.pages` with a PAGE; `pages/__init__.py` list
 
     PAGE = ConsolePage("topics", "Topics", "/topics", "topics.html", show, actions=(DROP,))
 
-`show` returns what its template gets; templates extend `layout`, and fill the blocks `main` and perhaps `scripts`.
-Templates also have `view`. What a visitor typed is read by `view.query`; what is wrong with it is a BadInput, which
-becomes a page that says so, as do the cluster's errors.
+`show` returns what its template gets, or an answer that is no page, such as a file. Templates extend `layout`, and fill
+the blocks `main` and perhaps `scripts`; they also have `view`. What a visitor typed is read by `view.query`; what is
+wrong with it is a BadInput, which becomes a page that says so, as do the cluster's errors.
 
 An action is something that changes the cluster. A form posts to `page.action_path(action)`; `plan` looks at what was
 chosen, changes nothing, and says what would happen to how many, and by which command. The visitor sees that, and
@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aiohttp import web
 from delayapi.durations import instant_ms
 
 from delayconsole.visitor import Visitor
@@ -137,7 +138,7 @@ class ConsolePage:
     title: str
     path: str
     template: str
-    show: Callable[[PageView], Awaitable[Mapping[str, Any]]]
+    show: Callable[[PageView], Awaitable[Mapping[str, Any] | web.StreamResponse]]
     actions: tuple[ConsoleAction, ...] = ()
     more: tuple[ConsolePage, ...] = ()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from delayconsole.page import ConsolePage
-from delayconsole.pages import audit, dead_letters, groups, nodes, rebalance, schedules, shards, sinks, wheel
+from delayconsole.pages import audit, dead_letters, groups, nodes, pending, rebalance, schedules, shards, sinks, wheel
 
 PAGES: Final[tuple[ConsolePage, ...]] = (
     wheel.PAGE,
+    pending.PAGE,
     groups.PAGE,
     dead_letters.PAGE,
     schedules.PAGE,
