@@ -22,7 +22,7 @@ from aiohttp import ClientSession, CookieJar
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.producer.producer import Producer
 from delaylocal import LocalCluster
-from delayregistry.model import TopicSpec
+from delayregistry.model import Durability, TopicSpec
 
 from tests.console.support.console_process import running_console
 
@@ -93,7 +93,7 @@ def main() -> None:
     topics = [TopicSpec(f"topic{n}", -(-arguments.shards // TOPICS)) for n in range(TOPICS)]
     with (
         tempfile.TemporaryDirectory(prefix="delay-console-") as directory,
-        LocalCluster(Path(directory), nodes=3, topics=topics, port=0, durability="async") as cluster,
+        LocalCluster(Path(directory), nodes=3, topics=topics, port=0, durability=Durability.ASYNC) as cluster,
     ):
         cluster.wait_ready(300)
         rate = asyncio.run(fill(cluster.endpoints[0], arguments.pending))
