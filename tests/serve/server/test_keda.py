@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import queue
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +18,8 @@ import pytest
 from delayapi.proto.externalscaler import externalscaler_pb2 as keda
 
 from tests.serve.support.client import Client, Msg, Shard, poll
+
+OFFICIAL = Path(__file__).parents[2] / "doors" / "keda" / "client"
 
 TRIGGER = {
     "scalerAddress": "shared.messages:7072", "group": "mail", "ratePerReplica": "10", "leadSeconds": "60",
@@ -138,3 +144,30 @@ def test_other_metrics_and_bytes_are_refused(client: Client) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             call(b"\xff\xff\xff", timeout=20)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.skipif(
+    os.environ.get("DELAY_KEDA_TESTS") != "yes", reason="DELAY_KEDA_TESTS=yes: KEDA's own client, by Go's module proxy"
+)
+def test_kedas_own_client_is_answered(client: Client) -> None:
+    def ask(metadata: dict[str, str]) -> dict[str, tuple[str, Any]]:
+        command = ["go", "run", ".", client.endpoint, json.dumps(metadata)]
+        done = subprocess.run(command, cwd=OFFICIAL, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        return {one["call"]: (one["code"], one["answer"]) for one in lines}
+
+    shard = Shard(client, "herds", 0)
+    herd = shard.send(*(Msg(delay_ms=50_000) for _ in range(100)))
+    lead = {"leadSeconds": "600"}  # Go may take minutes to compile
+    found = ask(TRIGGER | lead | {"topic": "herds"})
+    assert {code for code, _ in found.values()} == {"OK"}
+    replicas = {"metricName": "replicas", "metricValue": 2, "metricValueFloat": 2}
+    assert found["GetMetricSpec"][1]["metricSpecs"] == [
+        {"metricName": "replicas", "targetSize": 1, "targetSizeFloat": 1}
+    ]
+    assert found["GetMetrics"][1]["metricValues"] == [replicas]
+    assert found["IsActive"][1] == found["StreamIsActive"][1] == {"result": True}
+    shard.cancel(herd)
+    refused = ask(TRIGGER | {"topic": "herds", "ratePerReplica": "nan"})
+    assert {code for code, _ in refused.values()} == {"InvalidArgument"}
