@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 from delayapi.handle import Handle
 from delayapi.proto.apache.rocketmq.v2 import service_pb2 as mq
+from delayapi.proto.externalscaler import externalscaler_pb2 as keda
 from delayapi.receipt import Receipt
+from delaynode.server.doors.keda.service import SCALER_SERVICE
 from delaynode.server.doors.rocketmq.service import MESSAGING_SERVICE
 from delaynode.server.doors.rows import MESSAGE_SERVICE
 
@@ -202,6 +204,29 @@ def attempts(caller: Asking) -> int:
     (answer,) = caller.stream("Telemetry", asked, service=MESSAGING_SERVICE)
     found: int = mq.TelemetryCommand.FromString(answer).settings.backoff_policy.max_attempts
     return found
+
+
+@attack("KEDA's calls without rights")
+def keda_calls(world: World) -> str:
+    def requests(topic: str) -> dict[str, Any]:
+        ref = keda.ScaledObjectRef(scalerMetadata={"topic": topic, "group": "mail", "ratePerReplica": "1"})
+        metrics = keda.GetMetricsRequest(scaledObjectRef=ref, metricName="replicas")
+        return {"IsActive": ref, "StreamIsActive": ref, "GetMetricSpec": ref, "GetMetrics": metrics}
+
+    methods = keda.DESCRIPTOR.services_by_name["ExternalScaler"].methods_by_name
+    assert set(methods) == set(requests(TOPIC)), "each call is here"
+    nobody = Asking(world.channel("tokens"))
+    for topic in (TOPIC, MISSING):
+        for method, request in requests(topic).items():
+            data = request.SerializeToString()
+            assert ended(nobody, SCALER_SERVICE, method, data) is UNKNOWN, method
+            for who, caller in callers(world).items():
+                assert ended(caller, SCALER_SERVICE, method, data) is DENIED, (method, topic, who)
+    data = requests(TOPIC)["GetMetrics"].SerializeToString()
+    assert ended(world.caller("describe"), SCALER_SERVICE, "GetMetrics", data) is None, "the control"
+    return (
+        f"{len(methods)} calls: {UNKNOWN.name} without a token; {DENIED.name} without rights, whatever topics there are"
+    )
 
 
 @attack("RocketMQ's calls without rights")

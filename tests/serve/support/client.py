@@ -53,9 +53,9 @@ METHODS: dict[str, tuple[Any, Any]] = {
 }
 NODE_METHODS: dict[str, tuple[Any, Any]] = {  # calls about a node, not about a shard
     "DescribeNode": (pb.DescribeNodeRequest, pb.NodeState),
-    "Forecast": (pb.ForecastRequest, pb.ForecastResponse),
     "AcceptClock": (pb.AcceptClockRequest, pb.AcceptClockResponse),
 }
+CLUSTER_METHODS: dict[str, tuple[Any, Any]] = {"Forecast": (pb.ForecastRequest, pb.ForecastResponse)}
 
 
 def now_ms() -> int:
@@ -206,7 +206,7 @@ class Client:
             return failure
 
     def call(self, method: str, **fields: Any) -> Any:
-        asked, answered = METHODS.get(method) or NODE_METHODS[method]
+        asked, answered = METHODS.get(method) or NODE_METHODS.get(method) or CLUSTER_METHODS[method]
         return answered.FromString(self.raw(method, asked(**fields).SerializeToString()))
 
     def stream(
