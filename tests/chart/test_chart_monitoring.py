@@ -38,7 +38,7 @@ def exposed() -> dict[str, set[str]]:
     for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"], metrics.http_latency["Send"]):
         histogram.add(np.array([3]))
     collector = NodeCollector(metrics)
-    collector.loads = {"orders": TopicLoad(1, (1, 1, 1), groups={"mail": GroupLoad()})}
+    collector.loads = {"orders": TopicLoad(1, (1, 1, 1, 1), groups={"mail": GroupLoad()})}
     collector.flow = FlowFigures(refused=1, panics=0)
     collector.state = NodeState(certificates=(("server", True, 1e9),))
     families = [*collector.collect(), *operator_collector().collect()]

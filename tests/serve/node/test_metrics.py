@@ -22,7 +22,7 @@ def test_a_groups_shards_are_summed_and_the_oldest_of_them_counts() -> None:
 
 def test_groups_beyond_the_limit_are_counted_together() -> None:
     groups = {f"g{number:04}": GroupLoad(1, 2, 3, float(number)) for number in range(MAX_GROUP_LABELS + 5)}
-    found = series({"orders": TopicLoad(0, (0, 0, 0), groups=groups)})
+    found = series({"orders": TopicLoad(0, (0, 0, 0, 0), groups=groups)})
     assert {name: len(values) for name, values in found.items()} == {
         "delay_group_available": MAX_GROUP_LABELS + 1,
         "delay_group_in_flight": MAX_GROUP_LABELS + 1,
