@@ -37,6 +37,8 @@ from delayclient.routing.routing import DEFAULT_ENDPOINT, TopicRoute
 T = TypeVar("T")
 
 _END: Final = object()
+_SETTLE_S: Final = 2.0
+"""After close(), for tasks to end by themselves."""
 
 
 class _LoopThread:
@@ -58,9 +60,20 @@ class _LoopThread:
             yield row
 
     def stop(self) -> None:
+        self.run(_settle())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+async def _settle() -> None:
+    """Waits for gRPC's own tasks: what they are told once the loop is closed is an error in some other loop's log."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_SETTLE_S)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 A = TypeVar("A", _producer.Producer, _consumer.Consumer, _reader.Reader, _admin.Admin)

@@ -13,7 +13,7 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClus
     topics = [TopicSpec(f"{kind}{n}", 4) for kind in ("sdk", "cli") for n in range(10)]
     topics += [TopicSpec(f"sched{n}", 2) for n in range(5)]
     topics += [TopicSpec("once", 4, deduplicate=True), TopicSpec("reports", 1), TopicSpec("watched", 4)]
-    topics += [TopicSpec("leaving", 4), TopicSpec("coming", 4)]
+    topics += [TopicSpec("leaving", 4), TopicSpec("coming", 4), TopicSpec("wide", 100)]
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, topics=topics) as cluster:
         cluster.wait_ready()
         yield cluster

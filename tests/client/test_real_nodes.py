@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -251,6 +253,18 @@ def test_message_that_is_worked_on_for_three_invisible_times_is_delivered_once(e
         consumer.ack(message)
         consumer.flush()
         assert consumer.receive(1.5) is None
+
+
+def test_sync_consumers_of_many_queues_end_without_a_word(endpoint: str) -> None:
+    program = """if True:
+        import sys
+        from delayclient import sync
+        for seconds in (0.01, 0.1, 1, 0.01):
+            with sync.Consumer(sys.argv[1], "wide", "g") as consumer:
+                assert consumer.receive(seconds) is None
+        """
+    run = subprocess.run([sys.executable, "-c", program, endpoint], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 def test_consumers_that_come_and_go_cost_no_message_an_attempt(endpoint: str) -> None:
