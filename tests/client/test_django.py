@@ -1,4 +1,8 @@
-"""Django's tasks with a real node: the project of docs/examples/django, its worker in a process of its own."""
+"""Django's tasks with a real node: the project of docs/examples/django, its worker in a process of its own.
+
+Here it is this Python, on 3.11 with the package django-tasks. `DELAY_DJANGO_PYTHON=python3.13 pytest
+tests/client/test_django.py` makes an environment of that one with the newest Django, which has tasks itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,9 @@ from delayclient.django.backend import DelayBackend
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-PROJECT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "django"
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "docs" / "examples" / "django"
+OTHER_PYTHON = os.environ.get("DELAY_DJANGO_PYTHON")
 
 TRACED = """
 import os
@@ -39,7 +45,20 @@ def wait(what: Callable[[], object], about: Path) -> None:
         time.sleep(0.05)
 
 
-def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: Path) -> None:
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """That runs the project."""
+    if OTHER_PYTHON is None:
+        return sys.executable
+    made = tmp_path / "python" / "bin" / "python"
+    subprocess.run([OTHER_PYTHON, "-m", "venv", tmp_path / "python"], check=True)
+    subprocess.run([made, "-m", "pip", "install", "--quiet", f"{ROOT}[django]"], check=True)
+    subprocess.run([made, "-c", "import django.tasks"], check=True)
+    return str(made)
+
+
+@pytest.mark.timeout(300 if OTHER_PYTHON is None else 900)
+def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: Path, python: str) -> None:
     with LocalCluster(tmp_path / "c", nodes=1, topics=[TopicSpec("shop-tasks", 4)]) as cluster:
         cluster.wait_ready()
         endpoint, said = cluster.endpoints[0], tmp_path / "worker"
@@ -48,7 +67,7 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
         (tmp_path / "sitecustomize.py").write_text(TRACED)
 
         def run(*words: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "manage.py", *words]
+            command = [python, "manage.py", *words]
             return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
 
         def place(order: str) -> str:
@@ -58,7 +77,7 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
 
         with open(said, "wb") as output, sync.Producer(endpoint) as producer, sync.Admin(endpoint) as admin:
             worker = subprocess.Popen(
-                [sys.executable, "manage.py", "delay_worker", "--threads", "2"],
+                [python, "manage.py", "delay_worker", "--threads", "2"],
                 cwd=PROJECT, env=environment, stdout=output, stderr=output,
             )  # fmt: skip
             try:
