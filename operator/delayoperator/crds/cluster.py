@@ -275,8 +275,9 @@ class NetworkPolicyModel(Model):
     clients: list[NetworkPeer] | None = Field(
         None,
         max_length=64,
-        description="Who reaches the port for clients (7070), beside the nodes, the operator and the rebalance job. "
-        "Absent: everybody.",
+        description="Who reaches the ports for clients (7070, and 7170 for HTTP in plain text, where /metrics is too "
+        "unless it has a port of its own by monitoring.metricsAuthentication), beside the nodes, the operator and the "
+        "rebalance job. Absent: everybody.",
         json_schema_extra=ATOMIC,
     )
     monitoring: list[NetworkPeer] | None = Field(
