@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from delayapi.units import DAY_MS, MINUTE_MS
-from delaynode.store import merging
+from delaynode.store import formats, merging
 from delaynode.store.errors import Refused
 from delaynode.store.log.frames import APPENDS, Frame, FrameKind, parse_append, parse_append_runs
-from delaynode.store.log.incoming_batch import IncomingBatch, merge_columns
+from delaynode.store.log.incoming_batch import ID, IncomingBatch, merge_columns
 from delaynode.store.maintenance import persist
 from delaynode.store.merging import Answer, Merger
 from delaynode.store.shard import Appended, Shard
@@ -23,17 +23,19 @@ from tests.store.support.producing import Item
 from tests.store.support.walks import times
 from tests.store.support.world import ROOT, SMALL
 
-CONFIG = replace(SMALL, format=2)
+CONFIG = replace(SMALL, format=formats.NEWEST, max_message_ids=7)
 
 
 class Request(NamedTuple):
-    """delays: ms from now, of one message each. step: the number is so much above the producer's last one."""
+    """delays: ms from now, of one message each. step: the number is so much above the producer's last one. ids: of its
+    messages, as many as there are; none: they have none."""
 
     delays: tuple[int, ...]
     relative: bool = False
     producer: int = 0
     step: int = 1
     size: int = 5
+    ids: tuple[int, ...] = ()
 
 
 requests = st.lists(
@@ -46,6 +48,7 @@ requests = st.lists(
         producer=st.sampled_from((0, 0, 7, 8, 9)),
         step=st.sampled_from((1, 1, 1, 1, 0, -1, 2)),
         size=st.sampled_from((1, 5, 40)),
+        ids=st.just(()) | st.tuples(*[st.integers(0, 9)] * 3),
     ),
     max_size=12,
 )
@@ -56,25 +59,29 @@ def batches_of(asked: list[Request], now: int, numbers: dict[int, int]) -> list[
     for at, one in enumerate(asked):
         n = len(one.delays)
         number = 0
-        if one.producer:
+        if one.producer and not one.ids:
             number = max(0, numbers.get(one.producer, -1) + one.step)
             numbers[one.producer] = max(number, numbers.get(one.producer, -1))
         time = np.array(one.delays, np.int64) + (0 if one.relative else now)
         zeros = np.zeros(n, np.uint32)
         flags = np.ones(n, np.uint8) if one.relative else np.empty(0, np.uint8)
         body = bytes([at % 256]) * (one.size * n)
-        found.append(IncomingBatch(time, flags, zeros + one.size, zeros + 1, zeros + 2, body, one.producer, number))
+        batch = IncomingBatch(time, flags, zeros + one.size, zeros + 1, zeros + 2, body, one.producer, number)
+        if one.ids:
+            batch = replace(batch, producer=0, number=0, ids=np.array([b"%16d" % id for id in one.ids[:n]], ID))
+        found.append(batch)
     return found
 
 
 def grouped(batches: list[IncomingBatch], lengths: list[int]) -> list[IncomingBatch]:
-    """As an edge hands them over: the next so many batches as one of many requests; 0: as they are."""
+    """As an edge hands them over: the next so many batches as one of many requests; 0: as they are. One with ids is
+    handed over by itself."""
     found, at, next_length = [], 0, iter(lengths)
     while at < len(batches):
         length = next(next_length, 0)
         together = batches[at : at + max(1, length)]
         at += len(together)
-        if length == 0:
+        if length == 0 or any(len(batch.ids) for batch in together):
             found += together
             continue
         runs = [run for batch in together for run in batch.requests]
@@ -101,7 +108,8 @@ def singly(batch: IncomingBatch, answer: Answer) -> list[Appended | Exception]:
 def told(answer: Appended | Exception) -> tuple[object, ...]:
     if isinstance(answer, Appended):
         due = None if answer.due is None else answer.due.tolist()
-        return answer.first_seq, answer.count, due, answer.duplicate
+        columns = None if answer.seq is None else (answer.seq.tolist(), answer.repeated.tolist())
+        return answer.first_seq, answer.count, due, answer.duplicate, columns
     assert isinstance(answer, Refused), answer
     return answer.reason, answer.metadata.get("expected")
 
@@ -127,7 +135,8 @@ def contents(world: World) -> dict[int, tuple[object, ...]]:
     }
     producers = shard.producers.rows().copy()
     producers.sort(order="id")
-    found[-1] = (shard.next_seq, shard.index.pending, shard.index.pending_bytes, producers.tobytes())
+    ids, _ = shard.message_ids.find(np.array([b"%16d" % id for id in range(10)], ID), shard.producers.time_ms)
+    found[-1] = (ids.tolist(), shard.next_seq, shard.index.pending, shard.index.pending_bytes, producers.tobytes())
     return found
 
 
@@ -171,11 +180,12 @@ def test_batches_are_answered_and_stored_as_if_each_came_alone(
 
 
 def runs_of(world: World) -> list[tuple[object, ...]]:
-    """Of each run in the log: whose it is, its messages' dues and sizes."""
+    """Of each run in the log: whose it is, its messages' dues and sizes. Of messages with ids: one after the other."""
     found: list[tuple[object, ...]] = []
     for frame in frames_of(world):
         append, at = parse_append(frame), 0
-        for run in append.runs:
+        found += zip(append.ids.tolist(), append.due.tolist(), append.size.tolist(), strict=False)
+        for run in append.runs if not len(append.ids) else ():
             part = slice(at, at + run.messages)
             found.append((run, append.due[part].tolist(), append.size[part].tolist()))
             at += run.messages
@@ -213,6 +223,18 @@ def test_many_requests_are_one_frame() -> None:
     assert [frame.kind for frame in frames] == [FrameKind.APPEND, FrameKind.APPEND_RUNS]
     assert [tuple(run) for run in parse_append_runs(frames[1])] == [(0, 0, 1), (5, 1, 1), (5, 2, 1), (0, 0, 1)]
     assert [answer.log_end for answer in answers if isinstance(answer, Appended)] == [frames[1].end] * 4
+
+
+def test_many_requests_with_ids_are_one_frame() -> None:
+    world = World(1, CONFIG)
+    first, second = (np.array([b"%16d" % id], ID) for id in (1, 2))
+    batches = [replace(one(world), ids=ids) for ids in (first, second, first)]
+    answers = Merger(world.shard, world.now).enqueue([*batches, one(world)])
+    write(world)
+    frames = frames_of(world)
+    assert [(frame.kind, frame.count) for frame in frames] == [(FrameKind.APPEND_IDS, 2), (FrameKind.APPEND, 1)]
+    assert [answer.seq.tolist() for answer in answers[:3] if isinstance(answer, Appended)] == [[0], [1], [0]]
+    assert [answer.duplicate for answer in answers[:3] if isinstance(answer, Appended)] == [False, False, True]
 
 
 @pytest.mark.parametrize("format_", [1, 2])

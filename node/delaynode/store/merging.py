@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
 from typing import TypeAlias
 
 from delaynode.store.errors import Refused
@@ -23,8 +25,8 @@ Answer: TypeAlias = "Appended | Exception | list[tuple[IncomingBatch, Appended |
 class Merger:
     """Stores batches, in order, at one moment. A batch joins the frame when its requests are the next of their
     producers as the frame would leave them; any other one ends the frame first: a retry of a batch in it, or a producer
-    that is not known yet, for which the table may have to forget others. One of many requests is then split. A batch
-    with message ids has a frame of its own, with those of its messages that are not stored yet.
+    that is not known yet, for which the table may have to forget others. One of many requests is then split. Batches
+    with message ids share frames with each other alone, which have those of their messages that are not stored yet.
 
     check: raises Refused for a batch that may not be stored now; then each request has a frame of its own.
     """
@@ -36,6 +38,12 @@ class Merger:
     def enqueue(self, batches: Sequence[IncomingBatch]) -> list[Answer]:
         """The answer to each, or its refusal. After a request that waits for the clock (CLOCK_BEHIND) its producer's
         later ones do so too, where they would be OUT_OF_ORDER."""
+        answers: list[Answer] = []
+        for has_ids, some in groupby(batches, lambda batch: bool(len(batch.ids))):
+            answers += (self._enqueue_ids if has_ids else self._enqueue)([*some])
+        return answers
+
+    def _enqueue(self, batches: Sequence[IncomingBatch]) -> list[Answer]:
         answers: list[Answer] = []
         frame: list[IncomingBatch] = []
         last: dict[int, int] = {}  # the number of each producer's last batch in `frame`
@@ -56,10 +64,26 @@ class Merger:
             last |= joined
         return answers + self._store(frame)
 
+    def _enqueue_ids(self, batches: Sequence[IncomingBatch]) -> list[Answer]:
+        answers: list[Answer] = []
+        frame: list[IncomingBatch] = []
+        size = messages = 0
+        for batch in batches:
+            size, messages = size + len(batch.records), messages + len(batch.time)
+            if size > MAX_FRAME_BYTES or messages > MAX_FRAME_MESSAGES or len(frame) >= MAX_FRAME_REQUESTS:
+                answers += self._store_ids(frame)
+                frame, size, messages = [], len(batch.records), len(batch.time)
+            frame.append(batch)
+        return answers + self._store_ids(frame)
+
+    def _store_ids(self, frame: Sequence[IncomingBatch]) -> list[Answer]:
+        if len(frame) > 1 and self._check is None and self._shard.damaged is None:
+            with suppress(Exception):  # of one of them: the others are stored without it
+                return [*self._shard.append_ids(frame, self._now_ms)]
+        return [self._store_one(batch) for batch in frame]
+
     def _joined(self, batch: IncomingBatch, last: dict[int, int]) -> dict[int, int] | None:
         """The numbers of its producers' last batches once it has joined the frame; None: it may not."""
-        if len(batch.ids):
-            return None
         if self._check is not None or SINCE_FORMAT[FrameKind.APPEND_RUNS] > self._shard.format:
             return None
         if len(batch.records) > MAX_BATCH_BYTES and len(batch.requests) == 1:

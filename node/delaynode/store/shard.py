@@ -52,7 +52,14 @@ from delaynode.store.log.frames import (
     parse_tick,
     parse_trim,
 )
-from delaynode.store.log.incoming_batch import BatchRun, IncomingBatch, merge_columns, resolve_due, select_rows
+from delaynode.store.log.incoming_batch import (
+    BatchRun,
+    IncomingBatch,
+    merge_columns,
+    merge_with_ids,
+    resolve_due,
+    select_rows,
+)
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.lookup import (
     ALREADY_CANCELLED,
@@ -240,7 +247,7 @@ class Shard:
     def enqueue(self, batch: IncomingBatch, now_ms: int) -> Appended:
         """Store a batch whole, or raise Refused and store nothing. Of one with message ids: what is not stored yet."""
         if len(batch.ids):
-            return self._enqueue_ids(batch, now_ms)
+            return self.append_ids((batch,), now_ms)[0]
         if batch.producer:
             first = self.producers.check(batch.producer, batch.number, now_ms)
             if first is not None:  # its frame may be gone by now
@@ -250,30 +257,45 @@ class Shard:
         due = self.resolve_due(batch, now_ms)
         return self._append((batch,), due, batch, now_ms)[0]
 
-    def _enqueue_ids(self, batch: IncomingBatch, now_ms: int) -> Appended:
-        """Store the messages whose ids are not known, once each."""
+    def append_ids(self, batches: Sequence[IncomingBatch], now_ms: int) -> list[Appended]:
+        """Store the messages whose ids are not known, once each, in one frame. Raises Refused, and stores nothing,
+        where one of the batches breaks a limit."""
         if self.format < SINCE_FORMAT[FrameKind.APPEND_IDS]:
             raise Refused(
                 "NOT_UPGRADED",
                 f"messages are deduplicated from file format {SINCE_FORMAT[FrameKind.APPEND_IDS]} on, and format "
                 f"{self.format} is written, for a node of an earlier release or until the upgrade is final",
             )
+        batch = merge_with_ids(batches)
         seq, due = self.message_ids.find(batch.ids, self.producers.time_ms)
         first_row, is_first = first_of_each(batch.ids)
         new = (seq < 0) & is_first
-        if not new.any():
-            known_seq, known_due = seq[first_row], due[first_row]
-            return Appended(int(known_seq[0]), len(seq), known_due, self.log.end, True, known_seq, ~new)
-        self.message_ids.check_room(int(np.count_nonzero(new)), self.producers.time_ms)
-        # Those that are stored are not judged again: as if they were due now, which is always taken.
-        relative = np.where(new, batch.relative, 0).astype(np.uint8) if len(batch.relative) else batch.relative
-        judged = replace(batch, time=np.where(new, batch.time, now_ms), relative=relative)
-        resolved = self.resolve_due(judged, now_ms)
-        chosen = batch if new.all() else select_rows(batch, new, resolved)
-        (stored,) = self._append((chosen,), resolved[new], chosen, now_ms)
-        seq[new], due[new] = np.arange(stored.first_seq, stored.first_seq + stored.count), resolved[new]
+        if new.any():
+            self.message_ids.check_room(int(np.count_nonzero(new)), self.producers.time_ms)
+            # Those that are stored are not judged again: as if they were due now, which is always taken.
+            relative = np.where(new, batch.relative, 0).astype(np.uint8) if len(batch.relative) else batch.relative
+            judged = replace(batch, time=np.where(new, batch.time, now_ms), relative=relative)
+            resolved = self.resolve_due(judged, now_ms)
+            chosen = batch if new.all() else select_rows(batch, new, resolved)
+            (stored,) = self._append((chosen,), resolved[new], chosen, now_ms)
+            seq[new], due[new] = np.arange(stored.first_seq, stored.first_seq + stored.count), resolved[new]
         seq, due = seq[first_row], due[first_row]
-        return Appended(int(seq[0]), len(seq), due, stored.log_end, seq=seq, repeated=~new)
+        answers, at = [], 0
+        for one in batches:
+            rows = slice(at, at + len(one.time))
+            at = rows.stop
+            answers.append(
+                Appended(
+                    int(seq[rows.start]),
+                    len(one.time),
+                    due[rows],
+                    self.log.end,
+                    not new[rows].any(),
+                    seq[rows],
+                    ~new[rows],
+                )
+            )
+        return answers
 
     def append_runs(self, batches: Sequence[IncomingBatch], now_ms: int) -> list[Appended]:
         """Store batches in one frame, each request of theirs the next of its producer as those before it leave it.

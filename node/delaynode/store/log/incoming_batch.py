@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,14 @@ def merge_columns(batches: Sequence[IncomingBatch]) -> IncomingBatch:
         np.concatenate(column) for column in zip(*((b.time, b.size, b.key, b.tag) for b in batches), strict=True)
     )
     return IncomingBatch(time, relative, size, key, tag, b"")
+
+
+def merge_with_ids(batches: Sequence[IncomingBatch]) -> IncomingBatch:
+    """All messages of the batches, in order, with their ids and records."""
+    if len(batches) == 1:
+        return batches[0]
+    records = b"".join(batch.records for batch in batches)
+    return replace(merge_columns(batches), records=records, ids=np.concatenate([batch.ids for batch in batches]))
 
 
 def columns_of(
