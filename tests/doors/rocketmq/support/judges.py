@@ -98,16 +98,31 @@ class Judge:
 
 
 def start_judge(
-    language: str, directory: Path, endpoint: str, *, key: str = "", token: str = "", ca: Path | None = None
+    language: str,
+    directory: Path,
+    endpoint: str,
+    *,
+    key: str = "",
+    token: str = "",
+    ca: Path | None = None,
+    clock_hours: int = 0,
 ) -> Judge:
-    """key, token: an access key, a session token. ca: who is trusted; None: no TLS. Skips the test without a client."""
+    """key, token: an access key, a session token. ca: who is trusted; None: no TLS. clock_hours: by so much its wall
+    clock is ahead. Skips the test without a client, or without libfaketime."""
     try:
         command = command_of(language)
     except Missing as error:
         pytest.skip(f"the official client in {language}: {error}")
     trusted = {} if ca is None else {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(ca), "NODE_EXTRA_CA_CERTS": str(ca)}
     arguments = [endpoint, key, "secret" if key else "", token, "" if ca is None else "tls"]
-    return Judge([*command, *arguments], directory / "log", trusted)
+    clock = {}
+    if clock_hours:
+        library = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+        if library is None:
+            pytest.skip("libfaketime is not installed: apt-get install libfaketime")
+        # The clock by which waits are measured stays what it is, as on such a machine.
+        clock = {"LD_PRELOAD": str(library), "FAKETIME": f"{clock_hours:+}h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    return Judge([*command, *arguments], directory / "log", {**trusted, **clock})
 
 
 ANSWERS = ("ready", "stored", "recalled", "polled", "acked", "changed", "refused", "ended")
