@@ -304,6 +304,9 @@ def run_admin(
     run(settings, administered)
 
 
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
 def fail(message: str, code: int) -> NoReturn:
     """One line on stderr, and out."""
     click.echo(f"delayctl: {message}", err=True)
@@ -320,6 +323,11 @@ def confirmed(question: str) -> bool:
 def put_json(value: Any) -> None:
     """One JSON line."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")
+
+
+def harmless(text: str) -> str:
+    """For a terminal, which does what control characters say: what others have written shows them as \\xNN."""
+    return text.translate(_CONTROLS)
 
 
 def text_of(body: bytes) -> str:
@@ -350,7 +358,9 @@ def print_table(table: Table) -> None:
     from rich.console import Console
 
     whole = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    Console(width=WHOLE_COLUMNS if whole else None).print(table)
+    for column in table.columns:
+        column._cells = [harmless(cell) if isinstance(cell, str) else cell for cell in column._cells]
+    Console(width=WHOLE_COLUMNS if whole else None, markup=False, emoji=False).print(table)
 
 
 KUBE: Final = Parsed("cluster", parse_target)

@@ -17,7 +17,7 @@ from delayapi.slots import spread_slots
 from delayapi.units import HOUR_MS, MINUTE_MS
 from numpy.typing import NDArray
 
-from delayctl.common import WHOLE_COLUMNS, CommandSettings, common_options, print_table, put_json, run_admin
+from delayctl.common import WHOLE_COLUMNS, CommandSettings, common_options, harmless, print_table, put_json, run_admin
 from delayctl.heat_map import cells
 
 if TYPE_CHECKING:
@@ -218,5 +218,5 @@ def _table(now: Sample, before: Sample | None, width: int = WHOLE_COLUMNS) -> Ta
             if of == topic:
                 counts = (f"{count:,}" for count in (it.available, it.in_flight, it.waiting_retry, it.dead))
                 lag = format_ms(it.oldest_age_ms) if it.oldest_age_ms else "0"
-                table.add_row(Text(f"  {group}"), *[""] * 7, *counts, lag)
+                table.add_row(Text(harmless(f"  {group}")), *[""] * 7, *counts, lag)
     return table

@@ -10,7 +10,7 @@ import click
 from delayapi.durations import format_instant
 from delayapi.options import DURATION
 
-from delayctl.common import FAILED, CommandSettings, common_options, put_json, run, text_of
+from delayctl.common import FAILED, CommandSettings, common_options, harmless, put_json, run, text_of
 
 if TYPE_CHECKING:
     from delayclient.consumer.received import ReceivedMessage
@@ -90,6 +90,6 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
         marks = "".join(f" {name}={text}" for name, text in (("key", message.key), ("tag", message.tag)) if text)
         late_ms = message.received_ms - message.due_ms
         head = f"{format_instant(message.due_ms)} +{late_ms} ms {message.topic}-{message.queue}/{message.seq}"
-        sys.stdout.write(f"{head}{marks} {text_of(message.body)}\n")
+        sys.stdout.write(harmless(f"{head}{marks} {text_of(message.body)}\n"))
     # Before it is acknowledged: a message that could not be written out is not done.
     sys.stdout.flush()

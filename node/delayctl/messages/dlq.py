@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from delayapi.durations import format_instant
 
-from delayctl.common import CommandSettings, common_options, put_json, run_admin, text_of
+from delayctl.common import CommandSettings, common_options, harmless, put_json, run_admin, text_of
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
@@ -98,4 +98,5 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
         return
     marks = "".join(f" {name}={text}" for name, text in (("key", message.key), ("tag", message.tag)) if text)
     place = f"{message.topic}-{message.queue} offset {message.offset}"
-    click.echo(f"{format_instant(message.due_ms)} {place} attempts {message.attempt}{marks} {text_of(message.body)}")
+    line = f"{format_instant(message.due_ms)} {place} attempts {message.attempt}{marks} {text_of(message.body)}"
+    click.echo(harmless(line))

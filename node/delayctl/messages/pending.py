@@ -9,7 +9,7 @@ import click
 from delayapi.durations import format_instant, format_ms
 from delayapi.options import INSTANT
 
-from delayctl.common import CommandSettings, common_options, put_json, run_admin, text_of
+from delayctl.common import CommandSettings, common_options, harmless, put_json, run_admin, text_of
 
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
@@ -81,4 +81,4 @@ def _print(settings: CommandSettings, row: Pending, bodies: bool) -> None:
     if message is not None:
         marks = (f" {name}={text}" for name, text in (("key", message.key), ("tag", message.tag)) if text)
         line += "".join(marks) + f" {text_of(message.body)}"
-    click.echo(line)
+    click.echo(harmless(line))

@@ -16,6 +16,7 @@ from delayctl.common import (
     common_options,
     confirmed,
     fail,
+    harmless,
     print_table,
     put_json,
     run_admin,
@@ -252,7 +253,7 @@ def _print(settings: CommandSettings, view: ScheduleView) -> None:
     if settings.as_json:
         put_json(_json(view))
         return
-    click.echo(f"{view.schedule.id}: {_when(view)}; {_state(view)}")
+    click.echo(harmless(f"{view.schedule.id}: {_when(view)}; {_state(view)}"))
     click.echo(f"version {view.version}, fired {view.fired:,}, skipped {view.skipped:,}, missed {view.missed:,}")
     for at_ms in view.upcoming_ms:
         click.echo(f"  next  {format_instant(at_ms)}")
