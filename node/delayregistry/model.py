@@ -186,6 +186,14 @@ class ClusterObject:
 
 
 @dataclass(frozen=True, slots=True)
+class AdvisedNodes:
+    """How many nodes the operator says that the load to come needs. at_ms: when it said so, ms since 1970 UTC."""
+
+    nodes: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Switchover:
     """The operator asks the master to hand over to another replica."""
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.model import (
+    AdvisedNodes,
+    ClusterObject,
+    Condition,
+    NodeLease,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    Version,
+)
 from delayregistry.security import SecurityObject
 
 
@@ -45,6 +54,9 @@ class Registry(Protocol):
     def read_security(self) -> SecurityObject | None:
         """The security document, as text; None: there is none, or it was not heard of yet. From the first call on
         `version` counts its changes too. May be stale. Raises RegistryUnavailable."""
+
+    def read_advice(self) -> AdvisedNodes | None:
+        """How many nodes there should be, read consistently; None: nothing says so. Raises RegistryUnavailable."""
 
     def list_shards(self, node: str | None = None) -> tuple[ShardObject, ...]:
         """All shards, or those with a replica on `node`, by topic and queue. May be a little stale."""

@@ -108,6 +108,9 @@ class SqliteRegistry:
         row = self._read(lambda db: db.execute("SELECT version, spec FROM cluster").fetchone())
         return None if row is None else ClusterObject(Version(str(row[0])), loads(ClusterSpec, row[1]))
 
+    def read_advice(self) -> None:
+        """Nothing scales a local cluster."""
+
     def put_cluster(self, spec: ClusterSpec, version: Version | None) -> Version:
         text = dumps(spec)
 

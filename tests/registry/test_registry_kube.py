@@ -15,6 +15,7 @@ import pytest
 from delayregistry import open_registry
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry
 from delayregistry.model import (
+    AdvisedNodes,
     ClusterSpec,
     Condition,
     ConditionType,
@@ -427,3 +428,20 @@ def test_only_a_404_that_names_the_object_says_that_it_is_gone(world: KubeWorld,
     with pytest.raises(OutcomeUnknown, match="404"):
         registry.write_status("orders-0", STATUS, version)
     assert [shard.name for shard in registry.list_shards()] == ["orders-0"]
+
+
+def test_the_operators_advice_is_read_from_the_delaycluster(world: KubeWorld, registry: WritingRegistry) -> None:
+    clusters = find("delayclusters")
+
+    def says(autoscaling: Any) -> None:
+        world.server.store.patch(clusters, NAMESPACE, CLUSTER, {"status": {"autoscaling": autoscaling}}, "op", "status")
+
+    with pytest.raises(RegistryUnavailable, match=f"DelayCluster {CLUSTER} not read"):
+        registry.read_advice()
+    world.server.store.create(clusters, NAMESPACE, {"metadata": {"name": CLUSTER}, "spec": {}}, "kubectl")
+    assert registry.read_advice() is None
+    says({"desired": 5, "because": "a herd", "at": "2027-01-15T08:00:00Z"})
+    assert registry.read_advice() == AdvisedNodes(5, 1_800_000_000_000)
+    for wrong in ({"desired": 0}, {"desired": "5"}, {"because": "nothing"}, None):
+        says({"desired": None, "at": None, "because": None} | (wrong or {}))
+        assert registry.read_advice() is None

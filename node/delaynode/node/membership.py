@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from delayregistry.model import (
     MIN_LEASE_SECONDS,
+    AdvisedNodes,
     ClusterSpec,
     NodeLease,
     ShardObject,
@@ -83,6 +84,10 @@ class Membership:
         ever later each time. Raises RegistryError when waiting can't help."""
         found = await self._call_until_available(self._pool, self._registry.read_cluster)
         return None if found is None else found.spec
+
+    async def read_advice(self) -> AdvisedNodes | None:
+        """How many nodes the operator says there should be. Raises RegistryUnavailable."""
+        return await self.call(self._registry.read_advice)
 
     async def join(self) -> None:
         """The first renewal, likewise: from then on this process is the node's."""

@@ -18,7 +18,16 @@ from delayregistry.kube.mirror import Mirror
 from delayregistry.kube.names import NODE_MANAGER, OPERATOR_MANAGER, Names, OwnerReference
 from delayregistry.kube.objects import at_version
 from delayregistry.kube.watch import GRACE_S, WATCH_S
-from delayregistry.model import ClusterObject, Condition, NodeLease, ShardObject, ShardSpec, ShardStatus, Version
+from delayregistry.model import (
+    AdvisedNodes,
+    ClusterObject,
+    Condition,
+    NodeLease,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    Version,
+)
 from delayregistry.port import Conflict, OutcomeUnknown, RegistryError, RegistryUnavailable
 from delayregistry.security import SecurityObject
 
@@ -110,6 +119,12 @@ class KubeRegistry:
             found = self._settings_by_name()
         self._last_accepted = found
         return found
+
+    def read_advice(self) -> AdvisedNodes | None:
+        try:
+            return objects.read_advice(self._client.get(self._names.delay_cluster))
+        except (ApiRejected, RequestUnanswered, BadRecord) as error:
+            raise RegistryUnavailable(f"DelayCluster {self._names.cluster} not read: {error}") from error
 
     def read_security(self) -> SecurityObject | None:
         """Waits for nothing: a node may not be let see it, and must go on."""

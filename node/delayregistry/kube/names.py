@@ -50,6 +50,11 @@ class Names:
         return f"/apis/{GROUP_VERSION}{self._inside}/delayshards"
 
     @property
+    def delay_cluster(self) -> str:
+        """Of the DelayCluster itself."""
+        return f"/apis/{GROUP_VERSION}{self._inside}/delayclusters/{self.cluster}"
+
+    @property
     def leases(self) -> str:
         return f"/apis/coordination.k8s.io/v1{self._inside}/leases"
 

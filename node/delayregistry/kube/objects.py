@@ -24,6 +24,7 @@ from delayregistry.kube.names import (
     OwnerReference,
 )
 from delayregistry.model import (
+    AdvisedNodes,
     ClusterObject,
     ClusterSpec,
     Condition,
@@ -118,6 +119,13 @@ def read_settings(obj: Json) -> ClusterObject:
     if not isinstance(text, str):
         raise BadRecord(f"ConfigMap {_metadata(obj)['name']}: it has no {SETTINGS_KEY}")
     return ClusterObject(version_of(obj), loads(ClusterSpec, text))
+
+
+def read_advice(obj: Json) -> AdvisedNodes | None:
+    """obj: the DelayCluster."""
+    said = (obj.get("status") or {}).get("autoscaling") or {}
+    nodes, at_ms = said.get("desired"), _ms(said.get("at"))
+    return AdvisedNodes(nodes, at_ms) if isinstance(nodes, int) and nodes > 0 else None
 
 
 def read_security(obj: Json) -> SecurityObject:

@@ -1,7 +1,7 @@
 """What the node pods may do at the API server: write the status of their own cluster's shards and their own leases.
 
 Reading can't be limited to names: RBAC knows no labels, and a list or a watch has no name. So a node may read all
-DelayShards and Leases of its namespace, and its own settings; no Secrets, no Pods.
+DelayShards and Leases of its namespace, its own settings and its DelayCluster; no Secrets, no Pods.
 
 A Role names each shard: 100 bytes at worst, so the 10,000 that a cluster may ask for are 1 MB; etcd takes 1.5 MiB.
 """
@@ -26,6 +26,8 @@ def node_access(view: ClusterView) -> tuple[Json, ...]:
         *([_rule("delaycluster.io", "delayshards/status", ["patch", "update"], shards)] if shards else []),
         _rule("coordination.k8s.io", "leases", ["get", "list", "watch"]),
         _rule("coordination.k8s.io", "leases", ["patch", "update"], leases),
+        # What its status says of nodes to come: server/doors/keda.
+        _rule("delaycluster.io", "delayclusters", ["get"], [view.name]),
         # A watch of one object: with the field selector metadata.name.
         _rule("", "configmaps", ["get", "watch"], [names.settings_map(view.name), names.security_map(view.name)]),
     ]

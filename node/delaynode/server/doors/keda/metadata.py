@@ -18,6 +18,7 @@ LIMITS: Final = {  # the least and the most
     "maxLatenessSeconds": (1.0, 86_400.0),
 }  # fmt: skip
 NAMES: Final = ("topic", "group")
+NODES: Final = "nodes"
 MAX_BUCKETS = 720
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
@@ -42,6 +43,19 @@ class Asked:
     @property
     def buckets(self) -> int:
         return ceil(1000 * self.horizon_s / self.bucket_ms)
+
+
+def asks_for_nodes(metadata: Mapping[str, str]) -> bool:
+    """The trigger is for the DelayCluster itself: `metric: nodes`. Raises Refused."""
+    if "metric" not in metadata:
+        return False
+    if metadata["metric"] != NODES:
+        raise _wrong(f"metric is {metadata['metric'][:100]!r}: allowed is {NODES!r}; absent, workers are asked for")
+    for name in sorted(metadata.keys() - {"metric"} - OF_KEDA):
+        raise _wrong(
+            f"{name[:100]!r} is not known beside metric: {NODES}; spec.autoscaling of the cluster has the rest"
+        )
+    return True
 
 
 def asked(metadata: Mapping[str, str]) -> Asked:

@@ -14,11 +14,12 @@ from typing import Final, TypeAlias
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.proto.externalscaler import externalscaler_pb2 as keda
+from delayregistry.port import RegistryError
 
 from delaynode.limits.budget import Answers
 from delaynode.server.dispatch import Dispatch, parse
 from delaynode.server.doors.calls import LaterCall
-from delaynode.server.doors.keda.metadata import Asked, asked
+from delaynode.server.doors.keda.metadata import NODES, Asked, asked, asks_for_nodes
 from delaynode.server.doors.keda.replicas import replicas_needed
 from delaynode.server.edge import Body, Call, Methods, Stream
 from delaynode.server.handlers.forecast import Forecasts
@@ -27,6 +28,7 @@ from delaynode.store.errors import Refused
 SCALER_SERVICE: Final = "externalscaler.ExternalScaler"
 METRIC: Final = "replicas"
 KEPT_SECONDS = 1.0  # an answer for KEDA's calls of one round: of its own poll and of the HPA's
+MAX_ADVICE_SECONDS = 900.0  # the operator says it anew every 300 s
 LOOK_SECONDS = 2.0  # between two looks for a stream
 
 Key: TypeAlias = tuple[str, str, int, int]
@@ -53,24 +55,29 @@ class ScalerService:
 
     async def _metric_spec(self, data: Body, call: Call, _: Answers) -> Body:
         """Without a look at the cluster: a ScaledObject whose scaler can't answer this is never begun."""
-        wanted = asked(parse(keda.ScaledObjectRef, data).scalerMetadata)
-        self._dispatch.check("Forecast", call, wanted.topic)
-        spec = keda.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)
+        metadata = parse(keda.ScaledObjectRef, data).scalerMetadata
+        nodes = asks_for_nodes(metadata)
+        self._dispatch.check("Forecast", call, "" if nodes else asked(metadata).topic)
+        spec = keda.MetricSpec(metricName=NODES if nodes else METRIC, targetSize=1, targetSizeFloat=1.0)
         body: Body = keda.GetMetricSpecResponse(metricSpecs=[spec]).SerializeToString()
         return body
 
     async def _metrics(self, data: Body, call: Call, _: Answers) -> Body:
         request = parse(keda.GetMetricsRequest, data)
-        if request.metricName != METRIC:
-            raise Refused("BAD_REQUEST", f"there is no metric {request.metricName[:100]!r}; there is {METRIC!r}")
-        count = (await self._outlook(asked(request.scaledObjectRef.scalerMetadata), call)).replicas
-        value = keda.MetricValue(metricName=METRIC, metricValue=count, metricValueFloat=count)
+        metadata = request.scaledObjectRef.scalerMetadata
+        nodes = asks_for_nodes(metadata)
+        name = NODES if nodes else METRIC
+        if request.metricName != name:
+            raise Refused("BAD_REQUEST", f"there is no metric {request.metricName[:100]!r}; there is {name!r}")
+        count = await self._nodes(call) if nodes else (await self._outlook(asked(metadata), call)).replicas
+        value = keda.MetricValue(metricName=name, metricValue=count, metricValueFloat=count)
         body: Body = keda.GetMetricsResponse(metricValues=[value]).SerializeToString()
         return body
 
     async def _is_active(self, data: Body, call: Call, _: Answers) -> Body:
-        outlook = await self._outlook(asked(parse(keda.ScaledObjectRef, data).scalerMetadata), call)
-        body: Body = keda.IsActiveResponse(result=outlook.active).SerializeToString()
+        metadata = parse(keda.ScaledObjectRef, data).scalerMetadata
+        active = asks_for_nodes(metadata) or (await self._outlook(asked(metadata), call)).active
+        body: Body = keda.IsActiveResponse(result=active).SerializeToString()
         return body
 
     async def _stream_is_active(self, stream: Stream) -> AsyncGenerator[Body, None]:
@@ -78,14 +85,31 @@ class ScalerService:
         data = await stream.read()
         if data is None:
             raise Refused("BAD_REQUEST", "the call has no request")
-        wanted = asked(parse(keda.ScaledObjectRef, data).scalerMetadata)
+        metadata = parse(keda.ScaledObjectRef, data).scalerMetadata
+        nodes = asks_for_nodes(metadata)
         told: bool | None = None
         while True:
-            active = (await self._outlook(wanted, stream)).active
+            active = nodes or (await self._outlook(asked(metadata), stream)).active
             if active is not told:
                 told = active
                 yield keda.IsActiveResponse(result=active).SerializeToString()
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _nodes(self, call: Call) -> int:
+        """How many nodes the operator says there should be. Raises Refused."""
+        self._dispatch.check("Forecast", call)
+        try:
+            said = await self._dispatch.node.membership.read_advice()
+        except RegistryError as error:
+            raise Refused("NOT_SERVING", f"how many nodes there should be is not known: {error}") from error
+        if said is None:
+            why = "the DelayCluster has no spec.autoscaling, or its operator has said nothing yet"
+            raise Refused("NOT_SERVING", f"how many nodes there should be is not known: {why}")
+        age_s = time.time() - said.at_ms / 1_000
+        if age_s > MAX_ADVICE_SECONDS:
+            why = f"its operator said it last {age_s:,.0f} s ago; the limit is {MAX_ADVICE_SECONDS:.0f} s"
+            raise Refused("NOT_SERVING", f"how many nodes there should be is not known: {why}")
+        return said.nodes
 
     async def _outlook(self, wanted: Asked, call: Call) -> Outlook:
         """Raises Refused."""
