@@ -48,10 +48,10 @@ STILL = {
 
 
 class World:
-    """now_ms: both clocks', which goes on by hand."""
+    """now_ms: both clocks', which goes on by hand, and by took_ms as nodes are asked."""
 
     def __init__(self, leases: list[NodeLease]) -> None:
-        self.leases, self.asked, self.now_ms = leases, 0, 0
+        self.leases, self.asked, self.now_ms, self.took_ms = leases, 0, 0, 0
         clock = LoopClock(monotonic_ms=lambda: self.now_ms, wall_ms=lambda: START_MS + self.now_ms)
         self.scaler = NodeScaler(self, clock)  # type: ignore[arg-type]  # of the registry it asks for leases alone
 
@@ -66,6 +66,7 @@ class World:
 
     def _prober(self) -> GrpcProber:
         self.asked += 1
+        self.now_ms += self.took_ms
         return GrpcProber()
 
 
@@ -114,6 +115,18 @@ def test_a_master_that_does_not_answer_leaves_the_number_as_it_is() -> None:
         said = found.advise()
     assert (said.nodes, said.reason) == (3, Reason.LOAD_UNKNOWN)
     assert "the masters of these shards have not answered: calm-0; orders-1" in said.because
+
+
+@pytest.mark.parametrize(("took_ms", "pause_ms"), [(0, 5_000), (2_000, 12_000), (10_000, 60_000)])
+def test_a_master_that_hangs_is_asked_less_often(took_ms: int, pause_ms: int) -> None:
+    """An operator's round waits for the answers."""
+    with world([wheel("orders", 0, 0, 0)]) as found:
+        found.took_ms = took_ms
+        assert found.advise().reason is Reason.LOAD_UNKNOWN
+        found.advise(later_ms=pause_ms - took_ms - 1)
+        assert found.asked == 1
+        found.advise(later_ms=1)
+        assert found.asked == 2
 
 
 def test_masters_are_asked_once_a_minute_and_the_advice_follows_the_spec_at_once() -> None:

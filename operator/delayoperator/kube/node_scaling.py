@@ -36,6 +36,7 @@ from delayoperator.plan import Liveness
 
 ASK_MS = 60_000
 ASK_AGAIN_MS = 5_000  # where a master has not answered: a new shard has none for a moment
+ASKING_PART = 6  # of the time, one in so many: a node that hangs must not hold up the rounds
 TIMEOUT_S = 10.0  # of all nodes together: a busy node takes 5 s to count 1,000 shards
 SAY_MS = 300_000  # an advice that stays is said again: who follows it sees that there is an operator
 WATCHED_MS = HOUR_MS  # of enqueues
@@ -60,6 +61,7 @@ class NodeScaler:
     def __init__(self, registry: Registry, clock: LoopClock) -> None:
         self._registry, self._clock = registry, clock
         self._asked_ms: int | None = None  # monotonic
+        self._pause_ms = ASK_AGAIN_MS  # until it is asked again
         self._load: ClusterLoad | str = "no node was asked yet"
         self._stored: tuple[int, Mapping[str, int]] | None = None  # as it was last known, and when (monotonic)
         self._enqueued: deque[tuple[int, int, int]] = deque()  # (from, to, messages) of the last hour, monotonic
@@ -77,9 +79,12 @@ class NodeScaler:
         """The advice, and in how many seconds it is due again. cluster: with the topics of DelayTopics. before: the
         status as it is. new_prober: None: nodes can't be asked yet."""
         now_ms = self._clock.monotonic_ms()
-        if new_prober is not None and (self._asked_ms is None or now_ms - self._asked_ms >= self._pause_ms()):
+        if new_prober is not None and (self._asked_ms is None or now_ms - self._asked_ms >= self._pause_ms):
             self._asked_ms = now_ms
             self._load = self._ask(settings, cluster, shards, new_prober())
+            took_ms = self._clock.monotonic_ms() - now_ms
+            soon_ms = min(ASK_MS, max(ASK_AGAIN_MS, ASKING_PART * took_ms))
+            self._pause_ms = soon_ms if isinstance(self._load, str) else ASK_MS
         wall_ms = self._clock.wall_ms()
         under_way, still_ms = _changes(seen, before, wall_ms)
         facts = ScalingFacts(
@@ -93,10 +98,7 @@ class NodeScaler:
             same = same and said is not None and said.because == found.because
         if said is None or not same or wall_ms - said.at_ms >= SAY_MS:
             self._said = said = replace(found, at_ms=wall_ms)
-        return said, ((now_ms if self._asked_ms is None else self._asked_ms) + self._pause_ms() - now_ms) / 1_000
-
-    def _pause_ms(self) -> int:
-        return ASK_AGAIN_MS if isinstance(self._load, str) else ASK_MS
+        return said, ((now_ms if self._asked_ms is None else self._asked_ms) + self._pause_ms - now_ms) / 1_000
 
     def _ask(
         self, settings: ScalingSettings, cluster: ClusterSpec, shards: Sequence[ShardObject], prober: Prober
