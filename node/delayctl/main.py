@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "sinks": ("delayctl.messages.sinks:sinks", "Deliver a topic's messages by HTTP."),
     "auth": ("delayctl.auth:auth", "Ask what callers may do."),
     "config": ("delayctl.config:config", "Name clusters, and say which of them commands go to."),
+    "report": ("delayctl.report.command:report", "Gather what somebody who helps asks for, in an archive."),
     "verify": ("delayctl.cluster.verify:verify", "Check the files of a stopped node or shard."),
     "bench": ("benchmarks.workloads.commands:bench", "Measure the workloads W1 to W5, W9 and W10."),
 }

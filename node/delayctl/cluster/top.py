@@ -138,7 +138,7 @@ def top(settings: CommandSettings, topic: str | None, interval: int, count: int 
         for left in reversed(range(looks or 1)):
             now = await sample(admin, topic or "")
             if settings.as_json:
-                for line in _lines(now, before):
+                for line in lines(now, before):
                     put_json(line)
             elif not left:
                 print_table(_table(now, before))
@@ -172,8 +172,9 @@ async def _live(admin: Admin, topic: str, interval_s: float, looks: int | None) 
                 await asyncio.sleep(interval_s)
 
 
-def _lines(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
-    lines = []
+def lines(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
+    """A JSON object for each topic."""
+    told = []
     for name, figures in now.topics.items():
         found = rates(name, now, before)
         groups = {
@@ -183,7 +184,7 @@ def _lines(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
             }
             for (topic, group), it in now.groups.items() if topic == name
         }  # fmt: skip
-        lines.append(
+        told.append(
             {
                 "topic": name, "shards": figures.shards, "pending": figures.pending,
                 "stored_per_second": None if found is None else round(found[0], 1),
@@ -192,7 +193,7 @@ def _lines(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
                 "due_within_5m": figures.due_within(5), "due_within_1h": figures.due_within(MINUTES), "groups": groups,
             }
         )  # fmt: skip
-    return lines
+    return told
 
 
 def _table(now: Sample, before: Sample | None, width: int = WHOLE_COLUMNS) -> Table:

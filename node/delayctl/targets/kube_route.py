@@ -57,7 +57,14 @@ def whole_name(cluster: str | None, namespace: str | None, context: str | None) 
 @contextmanager
 def forwarded(target: KubeTarget, given: Mapping[str, str | bool]) -> Iterator[ConnectTarget]:
     """All nodes of the cluster, through port-forward. given: of TLS and tokens, by the names of a Context's fields."""
-    with accessed(target) as access, TemporaryDirectory(prefix="delayctl-") as directory:
+    with accessed(target) as access, forwarding(access, given) as found:
+        yield found
+
+
+@contextmanager
+def forwarding(access: KubeAccess, given: Mapping[str, str | bool]) -> Iterator[ConnectTarget]:
+    """The same, where the API server is known already. Raises KubeError."""
+    with TemporaryDirectory(prefix="delayctl-") as directory:
         pods = access.first_pods()
         port, shown = GRPC_PORT, _shown(access, given, Path(directory))
         if "token" in shown or "token_file" in given:

@@ -24,7 +24,16 @@ from delayoperator.plan import CopyView, ObservedRole, missing_shards
 from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data, serves_unnamed
 from delayoperator.plan.bootstrap import described
 from delayoperator.plan.topology import NodeLocation, Topology
-from delayregistry.model import ClusterObject, ClusterSpec, ShardObject, ShardSpec, ShardStatus, Switchover, Version
+from delayregistry.model import (
+    ClusterObject,
+    ClusterSpec,
+    NodeLease,
+    ShardObject,
+    ShardSpec,
+    ShardStatus,
+    Switchover,
+    Version,
+)
 from delayregistry.port import Conflict, OutcomeUnknown, Registry, RegistryError
 from delayregistry.sqlite import SqliteRegistry
 
@@ -91,8 +100,11 @@ class RegistryEditor(ABC):
     def shards(self) -> tuple[ShardObject, ...]:
         return self._registry.list_shards()
 
+    def leases(self) -> tuple[NodeLease, ...]:
+        return self._registry.list_leases()
+
     def incarnations(self) -> dict[str, str]:
-        return {lease.node: lease.incarnation for lease in self._registry.list_leases()}
+        return {lease.node: lease.incarnation for lease in self.leases()}
 
     def node_answers(self, nodes: Sequence[str] | None = None) -> Mapping[str, NodeAnswer]:
         """Each node's answer about its copies; nodes that give none in time are missing."""

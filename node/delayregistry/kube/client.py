@@ -157,6 +157,14 @@ class KubeClient(KubeTransport):
         """Raises RequestUnanswered, ApiRejected."""
         return self._answer("GET", path, query or {}, read_s=read_s)
 
+    def text(self, path: str, query: Mapping[str, str], read_s: float = READ_S) -> str:
+        """An answer that is no JSON, such as a log. Raises RequestUnanswered, ApiRejected."""
+        response = self._send("GET", path, query, read_s=read_s, accept="*/*")
+        data = self._read(response)
+        if response.status >= 300:
+            raise _rejected(response.status, data)
+        return data.decode("utf-8", "replace")
+
     def post(self, path: str, body: Mapping[str, Any], query: Mapping[str, str], read_s: float = READ_S) -> Any:
         return self._answer("POST", path, query, body=body, read_s=read_s)
 
