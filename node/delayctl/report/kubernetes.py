@@ -10,8 +10,9 @@ from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION
 
 from delayctl.report.archive import Archive
 
-LOG_LINES: Final = 20_000
-LOG_BYTES: Final = 4 << 20
+LOG_LINES: Final = 10_000
+LOG_BYTES: Final = 16 << 20
+"""The API server cuts the newest ones off at it: only lines of over 1,600 bytes each meet it."""
 CONTAINERS: Final = ("node", "operator", "sink", "rebalance")
 """Whose logs are taken: sidecars of others may log what they like."""
 OPERATOR: Final = "app.kubernetes.io/component=operator,app.kubernetes.io/part-of=delaycluster"
