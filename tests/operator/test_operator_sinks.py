@@ -107,6 +107,11 @@ def test_a_sink_gets_its_objects_and_says_what_its_pods_say(stage: Stage) -> Non
         second.update(state="CircuitOpen", message="10 deliveries in a row failed")
         told = until(stage, "hooks", "CircuitOpen")
         assert (told["status"], "hooks-sink-1: 10 deliveries" in told["message"]) == ("False", True)
+        second.update(state="ClusterRefuses", message="hooks-sink may not consume orders (PERMISSION_DENIED)")
+        assert until(stage, "hooks", "ClusterRefuses")["message"].endswith(
+            "A DelayUser with serviceAccounts: [{name: hooks-sink}] needs Consume of topic orders and group hooks, and "
+            "Produce to topic dead"
+        )
         second.update(state="Delivering", message="")
         until(stage, "hooks", "Delivering")
         before = stage.there("deployments", "hooks-sink")["spec"]["template"]

@@ -30,6 +30,7 @@ ASKED_S: Final = 10.0
 ANSWER_S: Final = 1.0
 ROUND_S: Final = 5.0
 """For all pods of all sinks in a round; who is not asked then is asked in the next."""
+DENIED: Final = "PERMISSION_DENIED"
 MAX_REPORT_BYTES: Final = 256 << 10
 _WORST_FIRST: Final = (
     SinkReason.GONE,
@@ -152,6 +153,8 @@ class Sinks:
             reason = str((report or {}).get("state"))
             known = SinkReason(reason) if reason in {str(it) for it in _WORST_FIRST} else SinkReason.STARTING
             text = "" if report is None else str(report.get("message", ""))
+            if known is SinkReason.CLUSTER_REFUSES and DENIED in text:
+                text = f"{text[:500]}. {rights_needed(body)}"
             reports.append((known, f"{pod['metadata']['name']}: {text}" if text else ""))
         if not reports:
             return _Word(SinkReason.STARTING, "it has no pod yet, or no replicas are asked for")
@@ -197,6 +200,17 @@ def sink_view(body: Json) -> SinkView:
         replicas=int(spec.get("replicas", 1)),
         stopped=settings.paused or bool(gone_before(body)),
     )
+
+
+def rights_needed(body: Json) -> str:
+    """What a DelayUser must have for the sink: the operator grants nothing by itself (docs/decisions/0024-sinks.md)."""
+    name, spec = str(body["metadata"]["name"]), body["spec"]
+    said = (
+        f"A DelayUser with serviceAccounts: [{{name: {object_name(name)}}}] needs Consume of topic {spec['topic']} and "
+        f"group {spec.get('group') or name}"
+    )
+    dead = (spec.get("deadLetters") or {}).get("topic")
+    return f"{said}, and Produce to topic {dead}" if dead else said
 
 
 def gone_before(body: Json) -> str:
