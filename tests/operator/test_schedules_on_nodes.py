@@ -116,6 +116,7 @@ def test_a_topic_that_is_taken_out_fires_nothing_until_it_is_back(tmp_path: Path
         until(lambda: refusal("b") == "UNKNOWN_TOPIC")
         stopped = admin.schedules.get("orders", "a")
         assert list(stopped.upcoming_ms) == []
+        assert [int(sum(it.arrivals)) for it in admin.forecast("orders")] == [0]
         time.sleep(3)
         assert admin.schedules.get("orders", "a").fired == stopped.fired
         told(topics)

@@ -140,6 +140,8 @@ class ScheduleMaster:
 
         Of each schedule what is armed; of the first MAX_RECKONED what follows it too, MAX_RECKONED firings in all.
         """
+        if self.stopped:
+            return lambda: np.empty(0, np.int64)
         armed = self._shard.schedules.dues_before(before_ms)
         first = self._shard.schedules.due_by(before_ms - 1, MAX_RECKONED)
 
