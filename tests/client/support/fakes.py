@@ -345,6 +345,7 @@ class _Handlers(grpc.GenericRpcHandler):
                 while data := await ahead:
                     ahead = asyncio.ensure_future(anext(requests, None))
                     answer = asyncio.ensure_future(self.node.call("Receive", data, context))
+                    answer.add_done_callback(lambda done: done.cancelled() or done.exception())
                     try:
                         await asyncio.wait({ahead, answer}, return_when=asyncio.FIRST_COMPLETED)
                         if not answer.done() and ahead.result() == b"":
