@@ -17,9 +17,10 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 
 # Tests of real processes against a real clock: they have the machine to themselves, one after the other.
 REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve sinks/real demo)
-REAL_USERS := $(addprefix tests/,client console/real doors/rows kube local operator redteam)
+REAL_USERS := $(addprefix tests/,client doors/rows kube local operator redteam)
+REAL_PAGES := tests/console/real
 REAL_SPARK := tests/rebalance
-REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_SPARK)
+REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_PAGES) $(REAL_SPARK)
 RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
 
 test: setup ## what only reckons, on both cores, without the long samples: minutes (ARGS="tests/store -k torn")
