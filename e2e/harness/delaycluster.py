@@ -86,6 +86,11 @@ class ClusterUnderTest:
     def edit(self, **spec: Any) -> None:
         self.kube.patch("delaycluster", self.name, {"spec": spec}, self.namespace)
 
+    def scale(self, nodes: int) -> None:
+        """By its scale subresource."""
+        words = ("scale", "delaycluster", self.name, f"--replicas={nodes}", "--namespace", self.namespace)
+        self.kube(*words)
+
     @property
     def object(self) -> Object:
         return self.kube.get("delaycluster", self.name, self.namespace)
