@@ -1,4 +1,4 @@
-"""A stand-in for a HorizontalPodAutoscaler with one external metric, of a DelayCluster's scale subresource.
+"""A stand-in for a HorizontalPodAutoscaler with one external metric, of what has a scale subresource.
 
 Its formula, tolerance and window are those of k8s.io/kubernetes/pkg/controller/podautoscaler, for AverageValue 1.
 """
@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
-from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.kubectl import Failed
 
 TOLERANCE = 0.1
@@ -27,12 +26,20 @@ def wanted(metric: float, replicas: int) -> int:
     return math.ceil(metric)
 
 
+class Scaled(Protocol):
+    """replicas: that are asked for."""
+
+    @property
+    def replicas(self) -> int: ...
+    def scale(self, replicas: int) -> None: ...
+
+
 @dataclass
 class Autoscaler:
-    """A thread. steps: (seconds since it began, nodes) of each change that it wrote. window_s: of scale-in, its
+    """A thread. steps: (seconds since it began, replicas) of each change that it wrote. window_s: of scale-in, its
     stabilizationWindowSeconds."""
 
-    cluster: ClusterUnderTest
+    target: Scaled
     metric: Callable[[], float | None]
     least: int
     most: int
@@ -56,15 +63,13 @@ class Autoscaler:
                 metric = self.metric()
                 if metric is None:
                     continue  # a metric that can't be had changes nothing
-                found = self.cluster.object
-                now = time.monotonic() - began
-                recommended.append((now, wanted(metric, found.get("status", {}).get("nodes", 0))))
+                present, now = self.target.replicas, time.monotonic() - began
+                recommended.append((now, wanted(metric, present)))
                 while now - recommended[0][0] > self.window_s:
                     recommended.popleft()
-                nodes, present = max(it[1] for it in recommended), found["spec"]["nodes"]
-                nodes = min(max(nodes, self.least), self.most)
-                if nodes != present:
-                    self.cluster.scale(nodes)
-                    self.steps.append((round(now, 1), nodes))
+                replicas = min(max(self.least, *(it[1] for it in recommended)), self.most)
+                if replicas != present:
+                    self.target.scale(replicas)
+                    self.steps.append((round(now, 1), replicas))
             except Failed as error:  # the API server may be away for a moment
                 print(f"autoscaler: {error}")

@@ -86,10 +86,14 @@ class ClusterUnderTest:
     def edit(self, **spec: Any) -> None:
         self.kube.patch("delaycluster", self.name, {"spec": spec}, self.namespace)
 
-    def scale(self, nodes: int) -> None:
+    @property
+    def replicas(self) -> int:
+        """Nodes that are asked for."""
+        return int(self.object["spec"]["nodes"])
+
+    def scale(self, replicas: int) -> None:
         """By its scale subresource."""
-        words = ("scale", "delaycluster", self.name, f"--replicas={nodes}", "--namespace", self.namespace)
-        self.kube(*words)
+        self.kube("scale", "delaycluster", self.name, f"--replicas={replicas}", "--namespace", self.namespace)
 
     @property
     def object(self) -> Object:
