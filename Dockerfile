@@ -96,7 +96,8 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY node node
 COPY operator operator
-RUN /opt/tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
+RUN if [ ! -d node/delayconsole/vendor ]; then echo "the console's libraries are missing: run 'make assets'" >&2; exit 1; fi \
+    && /opt/tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/tools/bin/pip --python /opt/delaycluster/bin/python install --quiet --no-index --no-deps --no-compile \
         --root /added /wheels/*.whl \
     && /opt/delaycluster/bin/python -m compileall -q --invalidation-mode unchecked-hash -s /added /added

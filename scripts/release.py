@@ -62,9 +62,10 @@ def same_times(archive: Path, epoch: int) -> None:
 
 
 def export(commit: str, to: Path, epoch: int) -> None:
-    """The commit's files, without what the clone or its umask adds."""
+    """The commit's files, without what the clone or its umask adds, and what the console's pages run in browsers."""
     with tarfile.open(fileobj=io.BytesIO(run(("git", "archive", commit)))) as files:
         files.extractall(to, filter="data")
+    run((sys.executable, to / "scripts" / "assets.py", "--only", "console"))
     for path in to.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
         os.utime(path, (epoch, epoch))
