@@ -32,6 +32,10 @@ def wall_part_s() -> float:
     return time.time_ns() % 1_000_000 / 1_000_000_000
 
 
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 def boot_ms() -> int:
     """CLOCK_BOOTTIME: steady, and counts suspended time too."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -6,7 +6,6 @@ A user's count here wherever the call has come in: of one that another node has 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,7 @@ from delayregistry.security import MAX_USERS, UserQuotas
 
 from delaynode.auth.identity import Identity
 from delaynode.auth.rights import Rights
+from delaynode.clock import monotonic_ms
 from delaynode.metrics import NodeMetrics
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.quotas import NOTHING, Cost, PendingQuota, Quota, QuotaLabel, RateQuota, admit
@@ -23,10 +23,6 @@ from delaynode.store.columns import offsets_from
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import BatchRun
 from delaynode.store.types import U32, Array
-
-
-def monotonic_ms() -> int:
-    return int(time.monotonic() * 1_000)
 
 
 class Charge:
@@ -97,6 +93,13 @@ class EnqueueQuotas:
         if refused is not None:
             raise refused
         return charge
+
+    def charge_rate(self, host: ShardHost, caller: Identity, count: int, record_bytes: int) -> None:
+        """Let in what writes to the log and adds nothing to what is pending. Raises Refused QUOTA."""
+        quotas = [quota for quota in self.of(host, caller) if isinstance(quota, RateQuota)]
+        _, refused, _ = self.admit(host, quotas, (BatchRun(0, 0, count),), (Cost(count, record_bytes),))
+        if refused is not None:
+            raise refused
 
     def check_waiting(self, host: ShardHost, run: BatchRun, record_bytes: int) -> None:
         """The same as admit_waiting(), of one request. Raises Refused QUOTA."""

@@ -55,7 +55,6 @@ class DelayService:
             "Nack": (pb.NackRequest, small(consuming.nack)),
             "Extend": (pb.ExtendRequest, small(consuming.extend)),
             "Cancel": (pb.CancelRequest, small(pending.cancel)),
-            "Reschedule": (pb.RescheduleRequest, small(pending.reschedule)),
             "ListPending": (pb.ListPendingRequest, pending.list_pending),
             "DescribeGroup": (pb.DescribeGroupRequest, small(consuming.describe_group)),
             "DeleteGroup": (pb.DeleteGroupRequest, small(consuming.delete_group)),
@@ -74,6 +73,7 @@ class DelayService:
             ("BackfillSchedule", schedules_pb2.BackfillScheduleRequest, scheduling.backfill),
         ):
             calls[name] = self.dispatch.for_caller(name, kind, fire)
+        calls["Reschedule"] = self.dispatch.for_caller("Reschedule", pb.RescheduleRequest, pending.reschedule)
         calls["Receive"] = self.dispatch.for_caller("Receive", pb.ReceiveRequest, consuming.receive)
         calls["Fetch"] = self.dispatch.for_caller("Fetch", pb.FetchRequest, consuming.fetch, reads=True)
         calls |= self.nodes.calls()

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.proto.delay.v1 import schedules_pb2
 from delaynode.auth.identity import Identity, IdentityKind
+from delaynode.clock import monotonic_ms
 from delaynode.node.routes import Routes
 from delaynode.replication.transport.until import wait_until
 from delaynode.server.handlers.rows import RowCalls
+from delaynode.store.log.frames import NEVER, SINCE_FORMAT, FrameKind
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, TopicQuotas, TopicSpec, Version
 from delayregistry.security import AuthorizationMode, SecuritySpec, SecurityUser, UserQuotas
 
@@ -223,3 +226,24 @@ def test_the_parts_of_a_quota_add_up_to_it_with_one_for_each_queue_at_least(quot
         assert share.pending_bytes is None
         assert share.pending_messages == share.enqueue_per_second
     assert sum(share.pending_messages or 0 for share in shares if share) == max(quota, queues)
+
+
+def test_firings_wait_while_the_topics_rate_is_owed_and_count_in_it(tmp_path: Path, send: Send) -> None:
+    async def claim(place: Place, rows: RowCalls) -> None:
+        host, now_ms = place.shard_host, place.shard_host.resources.clock.now_ms()
+        host.shard.raise_format(SINCE_FORMAT[FrameKind.SCHEDULE])
+        host.set_quotas(TopicQuotas(enqueue_per_second=4))
+        place.quota_ms = began_ms = monotonic_ms()
+        assert reasons(await send(place, rows, ask(4))) == [""]  # a second is owed
+        for number in range(60):
+            schedule = schedules_pb2.Schedule(id=f"s{number}", topic="orders", body=b"x")
+            schedule.at.add().FromMilliseconds(now_ms + 1)
+            host.schedules.put(schedule, now_ms)
+        host.on_proposed(host.schedules.next_due())
+        async with asyncio.timeout(60):
+            await wait_until(lambda: host.shard.schedules.next_due == NEVER, 0.01)
+        place.quota_ms = monotonic_ms()
+        assert place.quota_ms - began_ms >= 1_000
+        assert reasons(await send(place, rows, ask(1))) == ["QUOTA"], "60 firings are owed, 15 seconds"
+
+    run(tmp_path, claim)

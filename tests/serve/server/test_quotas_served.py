@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.proto.delay.v1 import schedules_pb2
@@ -26,7 +27,7 @@ from tests.serve.support.client import Msg, poll, request, wait_served
 from tests.serve.support.secured import NAME, Secured
 
 QUIET = "super"  # of the document
-FLOODS = ("told", "pours", "retries", "sends", "backfills")
+FLOODS = ("told", "pours", "retries", "sends", "backfills", "moves")
 """Users with a quota, one for each test: what one owes takes time."""
 RATE = 200
 HOUR_MS = 3_600_000
@@ -38,7 +39,10 @@ LIMITED = dataclasses.replace(
     ),
     users=(
         *DOCUMENT.users,
-        *(SecurityUser(f"token:{name}", rules("produce"), UserQuotas(enqueue_per_second=RATE)) for name in FLOODS),
+        *(
+            SecurityUser(f"token:{name}", rules("produce") + rules("cancel"), UserQuotas(enqueue_per_second=RATE))
+            for name in FLOODS
+        ),
     ),
 )
 
@@ -100,6 +104,19 @@ def test_firings_by_hand_count_as_what_their_caller_sends(secured: Secured) -> N
         error = from_rpc(refusals[0])
         assert isinstance(error, RateExceeded), error
         assert "quota enqueuePerSecond" in str(error)
+
+
+def test_a_reschedule_counts_as_what_its_caller_sends(secured: Secured) -> None:
+    caller, count = by(secured, "moves"), 50 * RATE
+    due = np.full(count, int(time.time() * 1_000) + HOUR_MS, "<i8").tobytes()
+    stored = pb.EnqueueResponse.FromString(caller.unary("Enqueue", batch(0, 1)))
+    seq = np.arange(count, dtype="<i8").tobytes()
+    request_ = pb.RescheduleRequest(topic=TOPIC, uid=stored.uid, due=due, seq=seq, time=due)
+    time.sleep(2 / RATE)  # that message is not owed any more
+    assert caller.ask("Reschedule", request_) is None
+    refused = caller.ask("Reschedule", request_)
+    assert refused is not None
+    assert isinstance(from_rpc(refused), RateExceeded)
 
 
 def test_a_user_over_its_rate_is_told_when_to_come_again(secured: Secured) -> None:

@@ -13,9 +13,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 from delayregistry.model import TopicQuotas
 
+from delaynode.clock import monotonic_ms
 from delaynode.replica.hosts.arrivals import Arrivals, Stored
 from delaynode.replica.hosts.host import CopyHost, NodeResources
-from delaynode.replica.hosts.quotas import Quota, shard_quotas
+from delaynode.replica.hosts.quotas import Cost, Quota, shard_quotas
 from delaynode.replica.hosts.schedules import Fired, ScheduleMaster
 from delaynode.replication.transport.until import wait_event, wait_until
 from delaynode.store.columns import lowest
@@ -305,22 +306,30 @@ class ShardHost(CopyHost):
         tick = self.shard.next_tick()
         if self._rate_limit is not None and tick <= now_ms:
             tick = self._rate_limit.ready_ms(now_ms)
-        schedules = self.schedules.next_due()
-        if schedules <= now_ms and self.resources.disk_full():
-            schedules = now_ms + FULL_DISK_MS  # firings wait for room, as new messages do
+        if (schedules := self.schedules.next_due()) <= now_ms:
+            schedules = now_ms + self._hold_firings_ms()
         return min(tick, schedules, self.shard.consumers.next_expiry())
 
     def _fire(self, now_ms: int) -> Fired:
         """Fire the schedules that are due."""
-        if self.schedules.next_due() > now_ms or self.resources.disk_full():
+        if self.schedules.next_due() > now_ms or self._hold_firings_ms():
             return Fired()
         fired = self.schedules.fire_due(now_ms)
+        for quota in self.topic_quotas:
+            quota.take(Cost(fired.fired, 0), monotonic_ms())
         self.resources.syncer.mark(self)
         metrics = self.resources.metrics
         for outcome, count in (("fired", fired.fired), ("skipped", fired.skipped), ("missed", fired.missed)):
             metrics.firings[self.topic, outcome] += count
         metrics.enqueued[self.topic] += fired.fired
         return fired
+
+    def _hold_firings_ms(self) -> int:
+        """How long firings wait: for room on the disk, and while the topic's rate is owed, as new messages do."""
+        if self.resources.disk_full():
+            return FULL_DISK_MS
+        now_ms = monotonic_ms()
+        return max((quota.ready_ms(now_ms) - now_ms for quota in self.topic_quotas), default=0)
 
     def _tell_unreckoned(self, id_: str, why: str) -> None:
         self.resources.log("schedule-paused", shard=self.name, epoch=self.shard.epoch, schedule=id_, reason=why)

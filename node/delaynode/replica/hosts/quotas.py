@@ -56,6 +56,10 @@ class Quota(ABC):
     def refusal(self, before: Cost, cost: Cost, now_ms: int) -> Refused | None:
         """Why a request may not be taken after others of `before` that are not counted yet; None: it may."""
 
+    def ready_ms(self, now_ms: int) -> int:
+        """From when on what adds nothing to what is pending is taken, ms."""
+        return now_ms
+
     def take(self, cost: Cost, now_ms: int) -> None:  # noqa: B027  # what is pending is counted by the shard
         """The requests are taken."""
 
@@ -115,6 +119,10 @@ class RateQuota(Quota):
             f"may take {self._limit:,} {self._unit} a second and is {ahead:,} ahead; retry in {wait_ms:,} ms",
             ahead, retry_after_ms=wait_ms,
         )  # fmt: skip
+
+    def ready_ms(self, now_ms: int) -> int:
+        self._refill(now_ms)
+        return now_ms + max(0, -(self._balance // self._limit))
 
     def take(self, cost: Cost, now_ms: int) -> None:
         self._refill(now_ms)

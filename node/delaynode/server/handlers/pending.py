@@ -15,6 +15,7 @@ from delaynode.limits.budget import Answers
 from delaynode.node.disk import RESCHEDULE_BYTES
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
+from delaynode.server.edge import Call
 from delaynode.server.handlers.lookups import Lookups
 from delaynode.server.rpc import column, fitting
 from delaynode.store.columns import at_or_below
@@ -34,7 +35,7 @@ class PendingCalls:
     """Each method serves one call for a shard that is here, and answers once its answer is committed."""
 
     def __init__(self, dispatch: Dispatch) -> None:
-        self.node = dispatch.node
+        self._dispatch, self.node = dispatch, dispatch.node
         self._slot_cache = SlotSnapshotCache()
         self._scans = asyncio.Semaphore(MAX_SCANS)
         self._lookups = Lookups(self._scans, self._slot_cache, self.node.clock)
@@ -128,13 +129,17 @@ class PendingCalls:
         pending = live & ~at_or_below(rows["due"], rows["seq"], index.watermark)
         return rows[pending], job.high < high
 
-    async def reschedule(self, request: pb.RescheduleRequest, host: ShardHost) -> pb.RescheduleResponse:
+    async def reschedule(
+        self, request: pb.RescheduleRequest, host: ShardHost, _: Answers, call: Call
+    ) -> pb.RescheduleResponse:
         due, seq = self._handles(request, host)
         new = column("time", request.time, "<i8", len(due))
         relative = column("relative", request.relative, "u1", len(due)) if request.relative else np.empty(0, np.uint8)
         if int(new.min()) < 0 or (len(relative) and int(relative.max()) > 1):
             raise Refused("BAD_COLUMNS", "column time must not be negative, column relative must be 0 or 1")
-        self.node.disk.check(len(due) * RESCHEDULE_BYTES)  # a message may be moved any number of times
+        size = len(due) * RESCHEDULE_BYTES  # a message may be moved any number of times
+        self.node.disk.check(size)
+        self._dispatch.quotas.charge_rate(host, call.identity(), len(due), size)
         new = host.shard.new_due(new, relative, self.node.clock.now_ms())
         outcomes = await self._lookups.change(host, due, seq, new)
         await host.wait_replicated(host.shard.log_end)
