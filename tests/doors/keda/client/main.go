@@ -1,5 +1,5 @@
-// KEDA's own client of external scalers: `go run . ENDPOINT METADATA`, METADATA as JSON. Makes KEDA's calls in its
-// order, and says of each, a line of JSON, what was answered or with which code it was refused.
+// KEDA's own external scaler, its code as it is: `client METADATA`, METADATA as JSON. Asks as KEDA's controllers do, and
+// says of each, a line of JSON, what came of it.
 package main
 
 import (
@@ -8,13 +8,10 @@ import (
 	"os"
 	"time"
 
-	"github.com/kedacore/keda/v2/pkg/scalers/externalscaler"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
+	"github.com/kedacore/keda/v2/pkg/scalers"
+	"github.com/kedacore/keda/v2/pkg/scalers/scalersconfig"
 	"google.golang.org/grpc/status"
 )
-
-const roundRobin = `{"loadBalancingConfig": [{"round_robin":{}}]}`
 
 func say(call string, answer any, err error) {
 	line := map[string]any{"call": call, "answer": answer, "code": status.Code(err).String()}
@@ -25,28 +22,25 @@ func say(call string, answer any, err error) {
 
 func main() {
 	metadata := map[string]string{}
-	if err := json.Unmarshal([]byte(os.Args[2]), &metadata); err != nil {
+	if err := json.Unmarshal([]byte(os.Args[1]), &metadata); err != nil {
 		panic(err)
 	}
-	connection, err := grpc.NewClient(os.Args[1], grpc.WithDefaultServiceConfig(roundRobin),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	scaler, err := scalers.NewExternalPushScaler(&scalersconfig.ScalerConfig{
+		ScalableObjectName: "worker", ScalableObjectNamespace: "shop", ScalableObjectType: "ScaledObject",
+		TriggerMetadata: metadata,
+	})
 	if err != nil {
 		panic(err)
 	}
-	client := externalscaler.NewExternalScalerClient(connection)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	ref := &externalscaler.ScaledObjectRef{Name: "worker", Namespace: "shop", ScalerMetadata: metadata}
-	specs, err := client.GetMetricSpec(ctx, ref)
-	say("GetMetricSpec", specs, err)
-	stream, err := client.StreamIsActive(ctx, ref)
-	if err != nil {
-		panic(err)
+	specs := scaler.GetMetricSpecForScaling(ctx)
+	say("GetMetricSpecForScaling", specs, nil)
+	if len(specs) > 0 {
+		pushed := make(chan bool)
+		go scaler.Run(ctx, pushed)
+		say("Run", <-pushed, nil)
 	}
-	pushed, err := stream.Recv()
-	say("StreamIsActive", pushed, err)
-	values, err := client.GetMetrics(ctx, &externalscaler.GetMetricsRequest{ScaledObjectRef: ref, MetricName: "replicas"})
-	say("GetMetrics", values, err)
-	active, err := client.IsActive(ctx, ref)
-	say("IsActive", active, err)
+	values, active, err := scaler.GetMetricsAndActivity(ctx, "s0-replicas")
+	say("GetMetricsAndActivity", map[string]any{"values": values, "active": active}, err)
 }
