@@ -26,6 +26,7 @@ TOPICS = (
     TopicSpec("scheduled", 1),
     TopicSpec("herds", 1),
     TopicSpec("waits", 1),
+    TopicSpec("foreseen", 1),
 )
 
 

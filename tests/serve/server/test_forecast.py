@@ -51,7 +51,10 @@ def group(found: pb.TopicForecast, name: str) -> pb.GroupForecast:
 
 
 def test_both_edges_tell_it(client: Client) -> None:
-    assert arrivals(forecast(client, "short")) == [0] * 60
+    assert arrivals(forecast(client, "foreseen")) == [0] * 60
+    Shard(client, "foreseen", 0).send(*(Msg(delay_ms=30 * 60_000) for _ in range(3)))
+    found = arrivals(forecast(client, "foreseen"))
+    assert (found[:20], found[30:]) == ([0] * 20, [3] * 30)
 
 
 def test_any_node_tells_what_all_of_them_have_coming(clients: list[Client]) -> None:
