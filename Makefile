@@ -16,11 +16,11 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 	@$(BIN)/python -m demo $(ARGS)
 
 # Tests of real processes against a real clock: they have the machine to themselves, one after the other.
-REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve sinks/real demo)
+REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve)
 REAL_USERS := $(addprefix tests/,client doors/rows kube local operator redteam)
-REAL_PAGES := tests/console/real
+REAL_AROUND := $(addprefix tests/,console/real demo sinks/real)
 REAL_SPARK := tests/rebalance
-REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_PAGES) $(REAL_SPARK)
+REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_AROUND) $(REAL_SPARK)
 RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
 
 test: setup ## what only reckons, on both cores, without the long samples: minutes (ARGS="tests/store -k torn")
