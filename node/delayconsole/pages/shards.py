@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from delayclient.admin.views import Wheel
 from delayclient.errors import NotFound
 from delayclient.routing.route_table import QueueRoute
-from delayctl.cluster.copies import ReplicaRow, ShardCopies, all_copies
+from delayctl.cluster.copies import ReplicaRow, ShardCopies, all_copies, remark
 
 from delayconsole.cluster_objects import in_registry
 from delayconsole.cluster_wheels import cluster_wheels
@@ -52,16 +52,6 @@ class ShardRow:
     @property
     def remarks(self) -> list[str]:
         return [text for copy in self.copies.copies if (text := remark(copy))]
-
-
-def remark(copy: ReplicaRow) -> str:
-    state = copy.state
-    if state.damaged:
-        return f"{copy.node} is damaged: {state.damaged}"
-    if copy.role == "fetching":
-        share = f" {state.transfer_done * 100 // state.transfer_total} %" if state.transfer_total else ""
-        return f"{copy.node} is fetching{share}"
-    return "" if copy.role in ("master", "slave") else f"{copy.node} is {copy.role}"
 
 
 async def _rows(view: PageView, topic: str) -> tuple[list[ShardRow], tuple[str, ...]]:

@@ -74,3 +74,14 @@ async def _ask(cluster: Cluster, endpoint: str, seconds: float) -> delay_pb2.Rep
         return delay_pb2.ReplicaStatusResponse.FromString(await cluster.unary(endpoint, METHOD, request, seconds))
     except grpc.RpcError:
         return None
+
+
+def remark(copy: ReplicaRow) -> str:
+    """What is unusual about it; "" of a sound one."""
+    state = copy.state
+    if state.damaged:
+        return f"{copy.node} is damaged: {state.damaged}"
+    if copy.role == "fetching":
+        share = f" {state.transfer_done * 100 // state.transfer_total} %" if state.transfer_total else ""
+        return f"{copy.node} is fetching{share}"
+    return "" if copy.role in ("master", "slave") else f"{copy.node} is {copy.role}"

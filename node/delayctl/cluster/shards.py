@@ -278,6 +278,8 @@ def _copy_json(copies: ShardCopies, copy: ReplicaRow) -> dict[str, Any]:
 def _print_table(found: list[_Shard]) -> None:
     from rich.table import Table
 
+    from delayctl.cluster.copies import remark
+
     table = Table(box=None, pad_edge=False)
     for name in ("SHARD", "MASTER", "SLAVES", "IN SYNC"):
         table.add_column(name)
@@ -290,7 +292,7 @@ def _print_table(found: list[_Shard]) -> None:
         lags = [lag for copy in slaves if (lag := copies.lag_bytes(copy)) is not None and copy.role == "slave"]
         counts = (f"{wheel.pending:,}", f"{wheel.released:,}") if wheel is not None else ("?", "?")
         log_end = f"{copies.master.state.log_end:,}" if copies.master is not None else "?"
-        remarks = [*([shard.problem] if shard.problem else []), *map(_remark, copies.copies)]
+        remarks = [*([shard.problem] if shard.problem else []), *map(remark, copies.copies)]
         table.add_row(
             f"{shard.topic}-{route.queue}",
             route.node or "-",
@@ -300,16 +302,6 @@ def _print_table(found: list[_Shard]) -> None:
             log_end,
             f"{max(lags):,}" if lags else "-",
             *counts,
-            "; ".join(remark for remark in remarks if remark),
+            "; ".join(filter(None, remarks)),
         )
     print_table(table)
-
-
-def _remark(copy: ReplicaRow) -> str:
-    state = copy.state
-    if state.damaged:
-        return f"{copy.node} is damaged: {state.damaged}"
-    if copy.role == "fetching":
-        share = f" {state.transfer_done * 100 // state.transfer_total} %" if state.transfer_total else ""
-        return f"{copy.node} is fetching{share}"
-    return "" if copy.role in ("master", "slave") else f"{copy.node} is {copy.role}"
