@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import ssl
 import stat
 import tarfile
 from collections.abc import Mapping
@@ -11,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
 from delayapi.credentials import Tls
 from delayclient import sync
 from delayctl.main import main
 from delayctl.report.archive import FOLDER, Archive
 from delayctl.report.kubernetes import collect
+from delayctl.report.nodes import ask_metrics
 from delayctl.report.scrub import LEFT_OUT, scrub_log, scrub_object, scrub_text
 from delaylocal import LocalCluster
 from delaylocal.own_keys import SERVER_NAME
 from delayregistry.kube.client import ApiRejected
-from delayregistry.model import TopicSpec
+from delayregistry.model import NodeLease, TopicSpec
 
 from tests.client.support.kubeworld import NAME, kube_world
 
@@ -194,6 +200,51 @@ def test_report_of_a_cluster_in_kubernetes_comes_with_what_can_be_had(
     assert len(json.loads(found["objects/leases.json"])) == 2
     assert json.loads(found["topics.json"])[0]["topic"] == "t"
     assert {"metrics/n0.txt", "metrics/n1.txt"} <= {one["what"] for one in said["missing"]}  # no HTTP there
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ({"token": "letmein"}, ""),
+        ({"token": "another"}, "status 403: PERMISSION_DENIED: no Describe"),
+        ({}, "by TLS alone, for who may Describe all topics: give a token"),
+    ],
+)
+def test_metrics_with_a_port_of_their_own_are_asked_for_with_the_token(
+    tmp_path: Path, shown: dict[str, str], told: str
+) -> None:
+    """Whole: they come in many pieces. As the node has it: 404 at the port for health, TLS at the other."""
+    text = "".join(f'delay_pending{{topic="t{number}"}} 1.0\n' for number in range(20_000))
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.crt")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("nodes.example").configure_cert(context)
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("authorization") != "Bearer letmein":
+            return web.Response(status=403, text="PERMISSION_DENIED: no Describe\n")
+        return web.Response(text=text)
+
+    async def asked() -> None:
+        health, secured = TestServer(web.Application()), TestServer(web.Application())
+        secured.app.router.add_get("/metrics", metrics)
+        await health.start_server()
+        await secured.start_server(ssl=context)
+        ways = {"10.0.0.7:7170": f"127.0.0.1:{health.port}", "10.0.0.7:7171": f"127.0.0.1:{secured.port}"}
+        access: Any = {**shown, "tls": Tls(tmp_path / "ca.crt", server_name="nodes.example")} if shown else {}
+        await ask_metrics(archive, [NodeLease("n0", "i", "10.0.0.7:7070", "10.0.0.7:7170")], access, ways.__getitem__)
+        await health.close()
+        await secured.close()
+
+    archive = Archive(tmp_path / "a.tar.gz", "c")
+    asyncio.run(asked())
+    archive.close()
+    found = content_of(tmp_path / "a.tar.gz")
+    if told:
+        (missing,) = archive.missing
+        assert told in missing["why"]
+    else:
+        assert found["metrics/n0.txt"] == text
 
 
 # ------------------------------------------------------------------------------------------ a local cluster

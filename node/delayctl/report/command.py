@@ -185,7 +185,7 @@ def _of_nodes(
         access.update(way.access)
         async with Cluster(way.endpoints, dial=way.dial, **access) as cluster:
             await ask_nodes(archive, cluster)
-        await ask_metrics(archive, nodes, dial)
+        await ask_metrics(archive, nodes, access, dial)
 
     try:
         asyncio.run(asked(way.dial or str, leases))

@@ -13,7 +13,7 @@ from delayctl.report.archive import Archive
 LOG_LINES: Final = 10_000
 LOG_BYTES: Final = 16 << 20
 """The API server cuts the newest ones off at it: only lines of over 1,600 bytes each meet it."""
-CONTAINERS: Final = ("node", "operator", "sink", "rebalance")
+CONTAINERS: Final = ("node", "operator", "sink", "rebalance", "console")
 """Whose logs are taken: sidecars of others may log what they like."""
 OPERATOR: Final = "app.kubernetes.io/component=operator,app.kubernetes.io/part-of=delaycluster"
 
