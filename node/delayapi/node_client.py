@@ -25,9 +25,10 @@ TokenSource: TypeAlias = Callable[[], str]
 class NodeClient:
     """One channel to `endpoint`, which connects at the first call.
 
-    get_wheel(GetWheelRequest), replica_status(ReplicaStatusRequest), purge_copy(PurgeCopyRequest),
-    describe_group(DescribeGroupRequest), put_schedule, list_schedules, delete_schedule: callables of gRPC, with
-    `timeout` in seconds and `.future()`. options: further ones of the channel. credentials: of TLS; None: without.
+    get_wheel(GetWheelRequest), forecast(ForecastRequest), replica_status(ReplicaStatusRequest),
+    purge_copy(PurgeCopyRequest), describe_group(DescribeGroupRequest), put_schedule, list_schedules, delete_schedule:
+    callables of gRPC, with `timeout` in seconds and `.future()`. options: further ones of the channel. credentials: of
+    TLS; None: without.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class NodeClient:
         else:
             self._channel = grpc.secure_channel(endpoint, credentials, options=every)
         self.get_wheel = self._method("DelayService/GetWheel", pb.GetWheelRequest, pb.GetWheelResponse)
+        self.forecast = self._method("DelayService/Forecast", pb.ForecastRequest, pb.ForecastResponse)
         self.replica_status = self._method(
             "ReplicationService/ReplicaStatus", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse
         )

@@ -400,6 +400,12 @@ class _Answers(grpc.GenericRpcHandler):
                     request_deserializer=delay_pb2.GetWheelRequest.FromString,
                     response_serializer=delay_pb2.GetWheelResponse.SerializeToString,
                 )
+            case "/delay.v1.DelayService/Forecast":
+                return grpc.unary_unary_rpc_method_handler(
+                    self._forecast,
+                    request_deserializer=delay_pb2.ForecastRequest.FromString,
+                    response_serializer=delay_pb2.ForecastResponse.SerializeToString,
+                )
             case "/delay.v1.DelayService/PutSchedule":
                 return grpc.unary_unary_rpc_method_handler(
                     self._put_schedule,
@@ -448,12 +454,25 @@ class _Answers(grpc.GenericRpcHandler):
         self._kubelet.schedules.pop((request.topic, request.id), None)
         return schedules_pb2.DeleteScheduleResponse()
 
+    def _led(self) -> list[Any]:
+        shards = self._kubelet._of(self._process, self._kubelet._shards())
+        return [it.spec for it in shards.values() if it.spec.master == self._process.node]
+
+    def _forecast(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Of each shard that it leads half of what is pending is due in the last bucket."""
+        arrivals = np.zeros(request.buckets, "<i8")
+        arrivals[-1] = self._kubelet.pending // 2
+        topics = [
+            delay_pb2.TopicForecast(topic=it.topic, queues=[it.queue], arrivals=arrivals.tobytes())
+            for it in self._led()
+        ]
+        return delay_pb2.ForecastResponse(topics=topics)
+
     def _wheel(self, request: Any, context: grpc.ServicerContext) -> Any:
         """Of the whole node what it leads, each with a slot of which the first half is within the range."""
         kubelet = self._kubelet
         if request.topic:
             return delay_pb2.GetWheelResponse(shards=[delay_pb2.ShardWheel(released=kubelet.released)])
-        led = [it.spec for it in kubelet._of(self._process, kubelet._shards()).values()]
         start, width, messages = (np.array([it]).tobytes() for it in (request.to_ms - 60_000, 120_000, kubelet.pending))
         return delay_pb2.GetWheelResponse(
             shards=[
@@ -461,8 +480,7 @@ class _Answers(grpc.GenericRpcHandler):
                     topic=it.topic, queue=it.queue, pending=kubelet.pending, oldest_ms=kubelet.oldest_ms,
                     slot_start=start, slot_width=width, messages=messages,
                 )
-                for it in led
-                if it.master == self._process.node
+                for it in self._led()
             ]
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from delayoperator.kube.status import changed, status_of, transitions
 from delayoperator.plan import Liveness, ObservedNode
 from delayregistry.model import ClusterSpec, NodeLease, TopicSpec
 
-from tests.operator.test_sizes import lease, node, shard, wheel
+from tests.operator.test_sizes import Firings, lease, node, shard, wheel
 
 START_MS = 1_800_000_000_000  # a whole minute, 08:00 UTC
 EACH = ScalingSettings(per_node=100.0)
@@ -71,9 +71,10 @@ class World:
 
 
 @contextmanager
-def world(*nodes: Sequence[pb.ShardWheel]) -> Iterator[World]:
+def world(*nodes: Sequence[pb.ShardWheel], firings: Firings | None = None) -> Iterator[World]:
     with ExitStack() as stack:
-        yield World([lease(f"n{at}", stack.enter_context(node(*it))) for at, it in enumerate(nodes)])
+        started = [stack.enter_context(node(*it, now_ms=START_MS, firings=firings)) for it in nodes]
+        yield World([lease(f"n{at}", endpoint) for at, endpoint in enumerate(started)])
 
 
 def slot(minute: int, messages: int) -> tuple[int, int, int]:
@@ -91,6 +92,15 @@ def test_what_falls_due_on_all_masters_in_one_minute_is_one_herd() -> None:
         said = found.advise()
     assert (said.nodes, said.reason) == (5, Reason.MORE_NODES)
     assert "480 messages a second at 09:00 UTC are the most to come: 5 nodes" in said.because
+
+
+def test_firings_of_schedules_are_a_load_to_come() -> None:
+    """On two nodes: 240 messages a second each, of no message that waits."""
+    firings = {"orders": (START_MS + 90 * MINUTE_MS, 60 * 240)}
+    with world(*in_an_hour(0), firings=firings) as found:
+        said = found.advise()
+    assert (said.nodes, said.reason) == (5, Reason.MORE_NODES)
+    assert said.because.startswith("480 messages a second at 09:30 UTC are the most to come"), said.because
 
 
 def test_a_topic_that_is_held_back_needs_nodes_for_its_limit_alone() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -17,6 +17,9 @@ from delayregistry.model import NodeLease, ShardObject, ShardSpec, Version
 
 NOW_MS = 1_800_000_123_456
 PLAIN = OperatorAccess()
+
+
+Firings: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 def shard(name: str, master: str) -> ShardObject:
@@ -38,23 +41,42 @@ def wheel(topic: str, queue: int, pending: int, size: int, *slots: tuple[int, in
 
 
 @contextmanager
-def node(*wheels: pb.ShardWheel, too_large: bool = False) -> Iterator[str]:
-    """Its address. too_large: it tells the sums, and no slots."""
+def node(
+    *wheels: pb.ShardWheel, too_large: bool = False, now_ms: int = 0, firings: Firings | None = None
+) -> Iterator[str]:
+    """Its address. too_large: it tells the sums, and no slots. firings: of schedules, (when, how many) by topic."""
 
     def answer(request: pb.GetWheelRequest, context: Any) -> pb.GetWheelResponse:
         if too_large and request.to_ms - request.from_ms > 1:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large")
         return pb.GetWheelResponse(shards=wheels, now_ms=1)
 
-    handler = grpc.unary_unary_rpc_method_handler(
-        answer,
-        request_deserializer=pb.GetWheelRequest.FromString,
-        response_serializer=pb.GetWheelResponse.SerializeToString,
-    )
+    def forecast(request: pb.ForecastRequest, context: Any) -> pb.ForecastResponse:
+        assert request.own
+        edges = now_ms + request.bucket_ms * np.arange(1, request.buckets + 1)
+        topics: dict[str, pb.TopicForecast] = {}
+        for it in wheels:
+            start, messages = (np.frombuffer(raw, "<i8") for raw in (it.slot_start, it.messages))
+            due = (messages[:, None] * (start[:, None] < edges)).sum(0) if len(start) else np.zeros(len(edges), "<i8")
+            if it.topic not in topics:
+                at, count = (firings or {}).get(it.topic, (0, 0))
+                topics[it.topic] = pb.TopicForecast(topic=it.topic, arrivals=(count * (at < edges)).tobytes())
+            found = topics[it.topic]
+            found.arrivals = (np.frombuffer(found.arrivals, "<i8") + due).tobytes()
+            found.queues.append(it.queue)
+        return pb.ForecastResponse(now_ms=now_ms, topics=topics.values())
+
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            said, request_deserializer=asked.FromString, response_serializer=answered.SerializeToString
+        )
+        for name, said, asked, answered in (
+            ("GetWheel", answer, pb.GetWheelRequest, pb.GetWheelResponse),
+            ("Forecast", forecast, pb.ForecastRequest, pb.ForecastResponse),
+        )
+    }
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("delay.v1.DelayService", {"GetWheel": handler}),)
-    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("delay.v1.DelayService", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -4,7 +4,8 @@ More   before a herd, if it is further away than pods and moves take: shards mus
 Fewer  a step at a time, if the whole horizon stays quiet on what is left and nothing has moved for a while
 Else   as many as there are; the reason says why
 
-S slots of a minute: timer wheels know no more of a message than its minute.
+S slots of a minute, from now on: of most of the horizon nodes know no more of a message than its minute, and count all
+that is due in it as due at its beginning. So a slot's herd is at the whole minute in it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ScalingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """The load to come. per_second: f64[S] messages released and enqueued, from start_ms on. pending_bytes: of all
+    """The load to come. per_second: f64[S] messages released and enqueued, from start_ms (now) on. pending_bytes: of all
     masters. watched_ms: for how long the rate of enqueues is known."""
 
     start_ms: int
@@ -183,6 +184,8 @@ def _herd(load: ClusterLoad) -> str:
 
 
 def _clock(at_ms: int) -> str:
+    """The whole minute in the slot that begins then."""
+    at_ms = -(-at_ms // MINUTE_MS) * MINUTE_MS
     return f"{at_ms // HOUR_MS % 24:02}:{at_ms // MINUTE_MS % 60:02} UTC"
 
 

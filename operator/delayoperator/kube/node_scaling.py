@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import grpc
 import numpy as np
 from delayapi.hot_slots import F64
 from delayapi.proto.delay.v1 import delay_pb2 as pb
-from delayapi.slots import spread_slots
 from delayapi.units import HOUR_MS
 from delayregistry.model import ClusterSpec, ShardObject, shard_name
 from delayregistry.port import Registry
@@ -45,14 +45,27 @@ MIN_WATCHED_MS = (
 )  # over which they are spread at least: a burst of a new operator's first minute is no rate
 
 
-@dataclass(frozen=True, slots=True)
-class _Wheels:
-    """All masters' answers. due: f64[S] by topic. stored: by shard, messages stored so far that were not cancelled
-    before their due."""
+@dataclass(slots=True)
+class _Answers:
+    """All masters'. due: f64[S] by topic, messages that fall due in each slot from now on, those of schedules that will
+    fire among them. forecast: the shards that they are of. stored: by shard, messages stored so far that were not
+    cancelled before their due."""
 
-    due: Mapping[str, F64]
-    stored: Mapping[str, int]
-    pending_bytes: int
+    due: dict[str, F64] = field(default_factory=dict)
+    forecast: set[str] = field(default_factory=set)
+    stored: dict[str, int] = field(default_factory=dict)
+    pending_bytes: int = 0
+
+    def add_forecast(self, answer: pb.ForecastResponse) -> None:
+        for it in answer.topics:
+            arrivals = np.diff(np.frombuffer(it.arrivals, "<i8").astype(float), prepend=0.0)
+            self.due[it.topic] = self.due[it.topic] + arrivals if it.topic in self.due else arrivals
+            self.forecast |= {shard_name(it.topic, queue) for queue in it.queues}
+
+    def add_wheels(self, answer: pb.GetWheelResponse) -> None:
+        for it in answer.shards:
+            self.stored[shard_name(it.topic, it.queue)] = it.pending + it.released
+            self.pending_bytes += it.pending_bytes
 
 
 class NodeScaler:
@@ -104,15 +117,15 @@ class NodeScaler:
         self, settings: ScalingSettings, cluster: ClusterSpec, shards: Sequence[ShardObject], prober: Prober
     ) -> ClusterLoad | str:
         """A text where not every master has answered: why."""
-        start_ms = self._clock.wall_ms() // SLOT_MS * SLOT_MS
+        start_ms = self._clock.wall_ms()
         try:
             if not isinstance(prober, GrpcProber):
                 return "nodes can't be asked"
-            found = _wheels(self._registry, prober, start_ms, settings.horizon_ms)
+            found = _asked(self._registry, prober, settings.horizon_ms // SLOT_MS)
         finally:
             prober.close()
         wanted = {shard_name(topic.name, queue) for topic in cluster.topics for queue in range(topic.queues)}
-        if missing := sorted(({shard.name for shard in shards} | wanted) - found.stored.keys()):
+        if missing := sorted(({shard.name for shard in shards} | wanted) - (found.stored.keys() & found.forecast)):
             return f"the masters of these shards have not answered: {some(missing)}"
         self._count(found.stored)
         caps = {it.name: it.max_release_per_second for it in cluster.topics if it.max_release_per_second is not None}
@@ -134,32 +147,24 @@ class NodeScaler:
         self._stored = now_ms, stored
 
 
-def _wheels(registry: Registry, prober: GrpcProber, start_ms: int, horizon_ms: int) -> _Wheels:
-    edges = start_ms + SLOT_MS * np.arange(horizon_ms // SLOT_MS + 1)
-    edges[0] = 0  # what is late is due now
-    due: dict[str, F64] = {}
-    stored: dict[str, int] = {}
-    pending_bytes = 0
+def _asked(registry: Registry, prober: GrpcProber, slots: int) -> _Answers:
+    """Each node about what it leads. Of one that does not answer the shards are missing."""
+    found = _Answers()
     clients = [prober.client(lease) for lease in registry.list_leases()]
+    load = pb.ForecastRequest(bucket_ms=SLOT_MS, buckets=slots, own=True)
+    sums = pb.GetWheelRequest(to_ms=1)  # of no slots
     try:
-        request = pb.GetWheelRequest(to_ms=start_ms + horizon_ms)
-        for call in [it.get_wheel.future(request, timeout=TIMEOUT_S) for it in clients]:
-            try:
-                wheels = call.result().shards
-            except grpc.RpcError:
-                continue  # its shards are missing
-            for it in wheels:
-                start, width, messages = (
-                    np.frombuffer(raw, "<i8") for raw in (it.slot_start, it.slot_width, it.messages)
-                )
-                vector = spread_slots(start, width, messages, edges)
-                due[it.topic] = due[it.topic] + vector if it.topic in due else vector
-                stored[shard_name(it.topic, it.queue)] = it.pending + it.released
-                pending_bytes += it.pending_bytes
+        calls = [
+            *((it.forecast.future(load, timeout=TIMEOUT_S), found.add_forecast) for it in clients),
+            *((it.get_wheel.future(sums, timeout=TIMEOUT_S), found.add_wheels) for it in clients),
+        ]
+        for call, add in calls:
+            with suppress(grpc.RpcError):
+                add(call.result())
     finally:
         for client in clients:
             client.close()
-    return _Wheels(due, stored, pending_bytes)
+    return found
 
 
 def _changes(seen: ClusterObservation, before: Json, wall_ms: int) -> tuple[str, int | None]:
