@@ -44,8 +44,8 @@ class ScalingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """The load to come. per_second: f64[S] messages released and enqueued, from start_ms (now) on. pending_bytes: of all
-    masters. watched_ms: for how long the rate of enqueues is known."""
+    """The load to come. per_second: f64[S] messages released and enqueued, from start_ms, which is now. pending_bytes:
+    of all masters. watched_ms: for how long the rate of enqueues is known."""
 
     start_ms: int
     per_second: F64
