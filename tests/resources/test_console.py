@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from delayconsole.cluster_main import CERTIFICATE_S
 from delayoperator.resources import ClusterView, build
 from delayoperator.resources.console import OIDC_CA, console_objects
 from delayoperator.resources.view import ConsoleProvider, ConsoleView, NetworkAccess
@@ -45,6 +46,13 @@ def test_it_is_as_narrow_as_the_nodes_pods() -> None:
     assert spec["securityContext"] == nodes["securityContext"]
     assert spec["containers"][0]["securityContext"] == nodes["containers"][0]["securityContext"]
     assert spec["containers"][0]["resources"]["limits"]["memory"]
+
+
+def test_it_is_not_restarted_while_it_waits_for_its_first_certificate() -> None:
+    """cert-manager may be making it still: a probe that ends the pod meanwhile makes it come later, by its backoff."""
+    (container,) = pod(SECURED)["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= CERTIFICATE_S + 60
 
 
 def test_no_selector_of_the_nodes_takes_it_in() -> None:

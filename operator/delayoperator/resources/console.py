@@ -133,6 +133,8 @@ def _container(parts: _Parts) -> Json:
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
+        # 15 minutes: it listens once it has a certificate, for which it waits 10 itself.
+        "startupProbe": {**_get("/healthz"), "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 450},
         "readinessProbe": {**_get("/healthz"), "periodSeconds": 5, "timeoutSeconds": 3},
         "livenessProbe": {**_get("/healthz"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "volumeMounts": [
