@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-CSRF-Token"
+DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -49,15 +50,12 @@ class OwnOrigins:
     @classmethod
     def of(cls, origins: Iterable[str]) -> OwnOrigins:
         """Raises ValueError for a text that is not scheme://host[:port]."""
-        found = [origin.rstrip("/").lower() for origin in origins]
-        for origin in found:
+        found = set()
+        for origin in (it.rstrip("/").lower() for it in origins):
             parts = urlsplit(origin)
-            if (
-                parts.scheme not in ("http", "https")
-                or not parts.netloc
-                or f"{parts.scheme}://{parts.netloc}" != origin
-            ):
+            if parts.scheme not in DEFAULT_PORTS or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
                 raise ValueError(f"{origin!r} is not an origin such as https://console.example.com")
+            found.add(origin.removesuffix(DEFAULT_PORTS[parts.scheme]))  # browsers leave it out, in Host and Origin
         return cls(frozenset(found))
 
     def check_host(self, host: str) -> None:

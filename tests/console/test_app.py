@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from delayclient.errors import DelayError, NotAllowed, NotFound, Unavailable
 from delayconsole.page import ActionPlan, ActionResult, BadInput, ConsoleAction, ConsolePage, PageView
-from delayconsole.security import OwnOrigins
+from delayconsole.security import OwnOrigins, RequestRefused
 
 from tests.console.support.made_console import MadeConsole, made_console
 
@@ -237,3 +237,15 @@ def test_a_form_is_bounded_and_has_no_files() -> None:
 def test_an_origin_is_scheme_and_host(text: str) -> None:
     with pytest.raises(ValueError, match="is not an origin"):
         OwnOrigins.of([text])
+
+
+def test_the_port_that_browsers_leave_out_is_left_out() -> None:
+    for origin, shown in (("http://127.0.0.1:80", "http://127.0.0.1"), ("https://a.example:443", "https://a.example")):
+        own = OwnOrigins.of([origin])
+        own.check_host(shown.partition("//")[2])
+        own.check_origin(shown, "same-origin")
+        for other in (f"{shown}:8080", shown.replace("http", "ftp")):
+            with pytest.raises(RequestRefused):
+                own.check_origin(other, "same-origin")
+    with pytest.raises(RequestRefused):
+        OwnOrigins.of(["http://127.0.0.1:443"]).check_host("127.0.0.1")
