@@ -6,13 +6,16 @@ Slots are read in pieces of a few units and folded pieces are kept, so that a pa
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
+from delaynode.store.errors import Damaged
+from delaynode.store.timer import scan
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.scan import KeyFilter, ScanJob, SlotSnapshotCache
-from delaynode.store.timer.timer_log import TimerLog
+from delaynode.store.timer.timer_log import UNIT_BYTES, TimerLog
 from delaynode.store.timer.units import DEFAULT, DELETE, MOVED, ROLL, SAME, UNIT, units
 from delaynode.store.types import MAX_SEQ, Pair
 
@@ -29,7 +32,8 @@ class Indexed:
     def __init__(self, seed: int, slot_cache: SlotSnapshotCache) -> None:
         self.choose = random.Random(seed)
         self.slot_cache = slot_cache
-        log = TimerLog(MemoryFiles(random.Random(seed)), "timerlog", 4096)
+        self.files = MemoryFiles(random.Random(seed))
+        log = TimerLog(self.files, "timerlog", 4096)
         self.index = TimerIndex(log, 5 * DAY_MS, Pair(START_MS - 1, MAX_SEQ), START_MS + 2 * HOUR_MS)
         self.live: dict[Key, tuple[int, int]] = {}
         self.dead: dict[Key, int] = {}
@@ -235,6 +239,47 @@ def test_p4_one_cancel_after_the_other_in_a_large_slot_reads_it_only_twice() -> 
     assert costs[2:] == [0, 0, 0]
 
 
+def with_many_slots(flushes: int) -> Indexed:
+    """110 slots of a minute, each with a message of each flush; in one of fifty it has the key 1, else 0."""
+    both = Indexed(1, SlotSnapshotCache())
+    minute = np.arange(110)
+    due, key = START_MS + (minute + 1) * MINUTE_MS, (minute % 50 == 49).astype(np.uint32)
+    for _ in range(flushes):
+        seq = both.seq + minute
+        both.index.insert(units(due, seq, seq * 10, 10, key, 0, DEFAULT))
+        for d, s, k in zip(due.tolist(), seq.tolist(), key.tolist(), strict=True):
+            both.live[d, s] = s * 10, k
+        both.seq += len(seq)
+        both.flush()
+    return both
+
+
+END = Pair(START_MS + 5 * DAY_MS, 0)
+
+
+def test_p4_a_search_by_key_walks_only_the_slots_that_hold_it() -> None:
+    both = with_many_slots(3)
+    everything = reads(both, both.index.begin_scan(Pair(START_MS, 0), END, None, None, both.slot_cache))
+    assert everything >= 330
+    assert reads(both, both.index.begin_scan(Pair(START_MS, 0), END, KeyFilter(1), None, both.slot_cache)) < 70
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_search_by_key_finds_all_beside_a_flush_that_is_damaged_elsewhere(bad: bool) -> None:
+    """Then the slots are walked, one by one: the bad unit is in none of them."""
+    both = with_many_slots(2)
+    if bad:
+        first = min(path for path in both.files.files if path.startswith("timerlog/"))
+        both.files.files[first].data[2 * UNIT_BYTES - 1] ^= 1  # the seq of the first unit
+    found = both.ended(both.index.begin_scan(Pair(START_MS + HOUR_MS, 0), END, KeyFilter(1), None, both.slot_cache))
+    wanted = sorted((key, said[0]) for key, said in both.live.items() if said[1] == 1 and key[0] > START_MS + HOUR_MS)
+    assert [(key, offset) for key, _, offset, _, _ in found] == wanted
+    assert len(wanted) >= 2
+    job = both.index.begin_scan(Pair(START_MS, 0), END, KeyFilter(1), None, both.slot_cache)
+    with pytest.raises(Damaged) if bad else nullcontext():
+        job.run()
+
+
 FOLDS = [
     SlotSnapshotCache(0),
     SlotSnapshotCache(40, min_units=1, chunk_units=6),
@@ -242,8 +287,13 @@ FOLDS = [
 ]
 
 
+@pytest.mark.parametrize("walked", [scan.WALKED_SLOTS, 0])
 @pytest.mark.parametrize("seed", range(6))
-def test_scans_and_lookups_find_what_is_there_whatever_was_folded_before(seed: int) -> None:
+def test_scans_and_lookups_find_what_is_there_whatever_was_folded_before(
+    seed: int, walked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """walked: slots, before a search by key looks which of the others have the key."""
+    monkeypatch.setattr(scan, "WALKED_SLOTS", walked)
     both = Indexed(seed, FOLDS[seed % 3])
     changes = (both.insert, both.insert, both.delete, both.move, both.relocate, both.flush, both.cascade)
     questions = (both.list_range, both.page_through, both.by_key, both.look_up, both.look_up)

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from delaynode.store.errors import Damaged
 from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, RUN_COLUMNS, SortedRun, after, before
 from delaynode.store.timer.jobs import SlotRef, TimerView, within
 from delaynode.store.timer.timer_log import UNIT_BYTES, TimerLog, as_units
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, ROLL, SAME, UNIT, concatenated, latest_units
+from delaynode.store.timer.wheel import NOWHERE
 from delaynode.store.types import I64, Bools, Pair, Records
 
 CHUNK_UNITS = 262_144  # of a slot, in memory at a time: 12 MB, about three times that while it is folded
 MIN_CACHED_UNITS = 16_384  # live messages: a smaller slot is read again as quickly
 MAX_LOOKUP_SLOTS = 4  # a lookup of more slots than that is not one of many small ones
+WALKED_SLOTS = 16  # of a search by key, before it pays to look which of the others have the key
+WALK_UNITS = 256  # of the TimerLog are read in less time than a small slot is walked in
 MASK = (1 << 20) - 1
 
 LatestUnits: TypeAlias = tuple[Records, Bools]
@@ -47,8 +52,12 @@ class KeyFilter:
 
     hash: int
 
+    def has_key(self, rows: Records) -> Bools:
+        hit: Bools = rows["key"] == self.hash
+        return hit
+
     def select_units(self, rows: Records) -> Bools:
-        hit: Bools = (rows["key"] == self.hash) | ((rows["magic"] & DELETE) != 0)
+        hit: Bools = self.has_key(rows) | ((rows["magic"] & DELETE) != 0)
         return hit
 
     def select_latest(self, rows: Records, live: Bools) -> Bools:
@@ -186,7 +195,7 @@ class ScanJob:
 
     def run(self) -> None:
         count = 0
-        for slot in self.view.slots:
+        for slot in self._slots():
             low, high = max(self.low, Pair(slot.time, 0)), min(self.high, Pair(slot.time + slot.width_ms, 0))
             while low < high:
                 wanted = None if self.max_live is None else self.max_live - count
@@ -205,6 +214,28 @@ class ScanJob:
                 if self.max_live is not None and count >= self.max_live:
                     self.high = low
                     return
+
+    def _slots(self) -> Iterator[SlotRef]:
+        """The view's; of a search by key, behind some, those that hold a unit with the key."""
+        slots = self.view.slots
+        yield from slots[:WALKED_SLOTS]
+        yield from self._with_key(slots[WALKED_SLOTS:])
+
+    def _with_key(self, slots: list[SlotRef]) -> list[SlotRef]:
+        """A message with the key has a unit with it wherever it has been due: at most too many slots are found."""
+        log, choice, start = self.view.log, self.message_filter, self.view.start
+        through = max((slot.last for slot in slots), default=NOWHERE)
+        if not isinstance(choice, KeyFilter) or (through - start) // UNIT_BYTES > WALK_UNITS * len(slots):
+            return slots
+        try:
+            dues = [log.dues(start, through, choice.has_key)]
+        except Damaged:  # the flush may be of no slot of these; walking them says so if it is
+            return slots
+        dues += [part["due"][choice.has_key(part)] for part in self.view.unflushed]
+        due = np.sort(np.concatenate(dues))
+        low = np.array([slot.time for slot in slots], np.int64)
+        high = low + np.array([slot.width_ms for slot in slots], np.int64)
+        return [slots[at] for at in np.flatnonzero(due.searchsorted(high) > due.searchsorted(low)).tolist()]
 
     def result(self) -> LatestUnits:
         """Latest units as of now; `high` says how far they go."""

@@ -27,7 +27,7 @@ from delaynode.store.log.files import Files
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.timer.units import COUNT, UNIT, change_of
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
-from delaynode.store.types import I64, Array, Records, raw
+from delaynode.store.types import I64, Array, Bools, Records, raw
 
 UNIT_BYTES = 52
 HEADER = 0x4148  # "HA"
@@ -249,13 +249,9 @@ class TimerLog:
         Read block by block: an older program's flush may have millions of units.
         """
         count, split, _ = self.header(position)
-        header = self._read(position, 1).copy()
-        expected, header["key"] = int(header[0]["key"]), 0
-        crc, found = zlib.crc32(raw(header), flush_crc(position, self.uid)), []
-        for at in range(0, count, LARGEST_BLOCK):
-            first = position + (1 + at) * UNIT_BYTES
-            body = self._read(first, min(LARGEST_BLOCK, count - at))
-            crc = zlib.crc32(raw(body), crc)
+        found = []
+        for first, body in self._blocks(position, count):
+            at = (first - position) // UNIT_BYTES - 1
             positions = first + UNIT_BYTES * np.arange(len(body), dtype=np.int64)
             part = min(max(split - at, 0), len(body))
             for wheel, low, high in ((minute, 0, part), (hour, part, len(body))):
@@ -263,9 +259,36 @@ class TimerLog:
                 magic = body["magic"][low:high]
                 change = change_of(magic) + np.where((magic & COUNT) != 0, body["seq"][low:high], 0)
                 found.append((_runs(due, change, positions[low:high], wheel)[0], wheel))
+        return found
+
+    def _blocks(self, position: int, count: int) -> Iterator[tuple[int, Records]]:
+        """The units of the flush at `position`, block by block, each with the position of its first unit.
+
+        Raises Damaged at the end, if the flush's crc32 differs: what came before is not to be believed either.
+        """
+        header = self._read(position, 1).copy()
+        expected, header["key"] = int(header[0]["key"]), 0
+        crc = zlib.crc32(raw(header), flush_crc(position, self.uid))
+        for at in range(0, count, LARGEST_BLOCK):
+            first = position + (1 + at) * UNIT_BYTES
+            body = self._read(first, min(LARGEST_BLOCK, count - at))
+            crc = zlib.crc32(raw(body), crc)
+            yield first, body
         if crc != expected:
             raise Damaged(f"{self.file.directory}: crc32 of the flush at {position} differs")
-        return found
+
+    def dues(self, position: int, through: int, keep: Callable[[Records], Bools]) -> I64:
+        """Of the units that `keep` accepts, in the flushes from the one at `position` to the one that holds the unit at
+        `through`, of chains that still count or not.
+
+        One pass over all, not chain by chain: where slots are many and small, a hundred times as fast. Raises Damaged.
+        """
+        found = [np.empty(0, np.int64)]
+        while position <= through:
+            count, _, _ = self.header(position)
+            found += [body["due"][keep(body)] for _, body in self._blocks(position, count)]
+            position += (count + 1) * UNIT_BYTES
+        return np.concatenate(found)
 
     def rebuild(self, minute: TimerWheel, hour: TimerWheel, position: int, repair: RepairFlush | None = None) -> int:
         """Hang every flush from `position` on onto the wheels; returns the number of units. Raises Damaged.
