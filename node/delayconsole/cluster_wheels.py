@@ -28,13 +28,15 @@ class ClusterWheels:
     topics: tuple[str, ...]
 
 
-async def cluster_wheels(admin: Admin, topic: str, from_ms: int, to_ms: int) -> ClusterWheels:
-    """Of one topic, or of all. Raises DelayError where not even the topics can be asked for."""
+async def cluster_wheels(admin: Admin, topic: str, from_ms: int, to_ms: int, slot_ms: int = 0) -> ClusterWheels:
+    """Of one topic, or of all. slot_ms: nodes put narrower slots together to such ones; 0: they do not. Raises
+    DelayError where not even the topics can be asked for."""
     routes = await admin.topics()
     names = tuple(sorted(route.topic for route in routes))
     chosen = [route for route in routes if topic in ("", route.topic)]
     masters = sorted({(queue.node, queue.endpoint) for route in chosen for queue in route.queues if queue.endpoint})
-    answers = await asyncio.gather(*(_node_wheels(admin, *master, from_ms, to_ms) for master in masters))
+    request = delay_pb2.GetWheelRequest(from_ms=from_ms, to_ms=to_ms, slot_ms=slot_ms)
+    answers = await asyncio.gather(*(_node_wheels(admin, *master, request) for master in masters))
     wanted = {(route.topic, queue.queue) for route in chosen for queue in route.queues}
     found: dict[tuple[str, int], Wheel] = {}
     for wheels, _ in answers:
@@ -48,9 +50,10 @@ async def cluster_wheels(admin: Admin, topic: str, from_ms: int, to_ms: int) -> 
     return ClusterWheels(tuple(found[key] for key in sorted(found)), tuple(problems), len(wanted), names)
 
 
-async def _node_wheels(admin: Admin, node: str, endpoint: str, from_ms: int, to_ms: int) -> tuple[Sequence[Wheel], str]:
+async def _node_wheels(
+    admin: Admin, node: str, endpoint: str, request: delay_pb2.GetWheelRequest
+) -> tuple[Sequence[Wheel], str]:
     """Those of the shards that it is the master of, and why there are none."""
-    request = delay_pb2.GetWheelRequest(from_ms=from_ms, to_ms=to_ms)
     decode = delay_pb2.GetWheelResponse.FromString
     try:
         answer = await admin.cluster.call_at(endpoint, "GetWheel", request, decode, NODE_S)

@@ -79,6 +79,12 @@ class HeatMap:
         return max(self.rows, key=lambda row: float(row.cells[column]))
 
 
+def column_ms(from_ms: int, to_ms: int) -> int:
+    """How wide a column of that time is, where the slots are not wider."""
+    edges = column_edges(from_ms, to_ms, COLUMNS, MINUTE_MS)
+    return int(edges[1] - edges[0])
+
+
 def shard_name(wheel: Wheel) -> str:
     return f"{wheel.topic}-{wheel.queue}"
 

@@ -65,7 +65,7 @@ async def _seen(view: PageView) -> tuple[RebalanceView | None, list[str]]:
 async def _pictures(view: PageView, plan: Mapping[str, Any] | None) -> tuple[list[Mapping[str, Any]], list[str]]:
     """For each node its load of the coming day, now and then."""
     start = view.now_ms // SLOT_MS * SLOT_MS
-    found = await cluster_wheels(view.visitor.admin, "", start, start + SPAN_MS)
+    found = await cluster_wheels(view.visitor.admin, "", start, start + SPAN_MS, SLOT_MS)
     now = loads_of(found.wheels, (), start, start + SPAN_MS, SLOT_MS)
     problems, then = list(found.problems), None
     if plan is not None:

@@ -10,7 +10,7 @@ from delayapi.durations import format_instant
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 
 from delayconsole.cluster_wheels import cluster_wheels
-from delayconsole.heat import NAMES, OTHERS, HeatMap, heat_map
+from delayconsole.heat import NAMES, OTHERS, HeatMap, column_ms, heat_map
 from delayconsole.page import BadInput, ConsolePage, PageView
 
 SPANS: Final = {
@@ -38,12 +38,14 @@ async def show(view: PageView) -> Mapping[str, Any]:
     if end - start > MAX_SPAN_MS:
         raise BadInput(f"from {format_instant(start)} to {format_instant(end)} is more than 11 years")
     end = max(end, start + MIN_SPAN_MS) if end else 0
-    found = await cluster_wheels(view.visitor.admin, topic, start, end)
+    found = await cluster_wheels(view.visitor.admin, topic, start, end, column_ms(start, end) if end else HOUR_MS)
     if topic and topic not in found.topics:
         raise BadInput(f"there is no topic {topic!r} that you may see")
     if not end:
         ends = [int(it.slot_start[-1] + it.slot_width[-1]) for it in found.wheels if len(it.slot_start)]
         end = max([start + HOUR_MS, *ends])
+        if (width := column_ms(start, end)) < HOUR_MS:
+            found = await cluster_wheels(view.visitor.admin, topic, start, end, width)
     heat = heat_map(found.wheels, by, start, end)
     live = query.choice("live", "on", ("on", "off")) == "on"
     chosen = {"from": start, "to": end} if fixed else {"span": span}

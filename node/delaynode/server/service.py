@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.proto.delay.v1 import schedules_pb2
-from delayapi.units import DAY_MS, format_bytes
+from delayapi.slots import together
+from delayapi.units import DAY_MS, HOUR_MS, format_bytes
 from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
@@ -88,6 +89,8 @@ class DelayService:
 
     async def _get_wheel(self, data: Body, call: Call, answers: Answers) -> Body:
         request = parse(pb.GetWheelRequest, data)
+        if request.slot_ms and not _fits_hours(request.slot_ms):
+            raise Refused("BAD_REQUEST", f"slot_ms: {request.slot_ms:,}; expected a part of an hour, or whole hours")
         if request.topic:
             found = self.dispatch.find_host("GetWheel", request, call)
             if isinstance(found, RemoteMaster):
@@ -98,19 +101,19 @@ class DelayService:
             hosts = [host for host in self.node.hosts() if self.dispatch.allows("GetWheel", call, host.topic)]
         answer, size = pb.GetWheelResponse(now_ms=self.node.clock.now_ms()), 0
         for host in hosts:
-            shard = await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ)
+            shard = await self._wheel(host, request.from_ms, request.to_ms or MAX_SEQ, request.slot_ms)
             size += SLOT_COLUMNS * len(shard.messages)
             if size > MAX_WHEEL_BYTES:
                 raise Refused(
                     "ANSWER_TOO_LARGE",
                     f"the slots of {len(answer.shards) + 1} of {len(hosts)} shards have {size:,} bytes, an answer's "
-                    f"limit is {format_bytes(MAX_WHEEL_BYTES)}: ask for a shorter range, or shard by shard",
+                    f"limit is {format_bytes(MAX_WHEEL_BYTES)}: ask for less time, wider slots, or shard by shard",
                 )
             await answers.reserve(SLOT_COLUMNS * len(shard.messages))
             answer.shards.append(shard)
         return answer.SerializeToString()
 
-    async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int) -> pb.ShardWheel:
+    async def _wheel(self, host: ShardHost, from_ms: int, to_ms: int, slot_ms: int) -> pb.ShardWheel:
         shard, index = host.shard, host.shard.index
         counting = index.begin_count(to_ms)
         next_due_ms = index.window.next_due()
@@ -122,10 +125,11 @@ class DelayService:
         )  # fmt: skip
         start, width, count = await host.off_loop(counting)
         inside = (start + width > from_ms) & (start < to_ms)
+        start, width, count = together(start[inside], width[inside], count[inside], slot_ms)
         mean = wheel.pending_bytes / wheel.pending if wheel.pending else 0.0
-        wheel.slot_start, wheel.slot_width = start[inside].tobytes(), width[inside].tobytes()
-        wheel.messages = count[inside].tobytes()
-        wheel.bytes = (count[inside] * mean).astype(np.int64).tobytes()
+        wheel.slot_start, wheel.slot_width = start.tobytes(), width.tobytes()
+        wheel.messages = count.tobytes()
+        wheel.bytes = (count * mean).astype(np.int64).tobytes()
         await host.wait_committed(wheel.log_end)
         return wheel
 
@@ -158,3 +162,8 @@ class DelayService:
                 node=shard.spec.master or "", endpoint=endpoint, readable=self.node.routes.readable(shard, listener),
             )  # fmt: skip
         return route
+
+
+def _fits_hours(width_ms: int) -> bool:
+    """Slots of this width end where an hour does: none would overlap one of the hour level."""
+    return width_ms > 0 and (HOUR_MS % width_ms == 0 or width_ms % HOUR_MS == 0)

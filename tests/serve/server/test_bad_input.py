@@ -112,6 +112,8 @@ BAD = [
     Bad("short key hashes", enqueue(key_hash=bytes(8)), INVALID, "BAD_COLUMNS", r"column key_hash has 8 bytes"),
     Bad("long tag hashes", enqueue(tag_hash=bytes(13)), INVALID, "BAD_COLUMNS", r"column tag_hash has 13 bytes"),
     Bad("a producer's number ahead", as_producer(7, 3), PRECONDITION, "UNKNOWN_PRODUCER", r"producer 7 .* number 0"),
+    *(Bad(f"slots of {ms} ms", call("GetWheel", slot_ms=ms), INVALID, "BAD_REQUEST", r"slot_ms: .* a part of an hour")
+      for ms in (-1, 45 * 60_000, 90 * 60_000)),
     Bad("fetch below the queue", call("Fetch", offset=-2), INVALID, "BAD_REQUEST", r"offset -2 .* \[0, \d+\]"),
     Bad("fetch beyond the queue", call("Fetch", offset=2**62), INVALID, "BAD_REQUEST", r"offset \d+ .* \[0, \d+\]"),
     Bad("fetch for a group unknown", call("Fetch", group="no", offset=-1), MISSING, "UNKNOWN_GROUP", r"'no'"),

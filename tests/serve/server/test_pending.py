@@ -198,6 +198,15 @@ def test_the_wheels_slots_add_up_to_what_is_pending(shard: Shard) -> None:
     (part,) = shard.call("GetWheel", from_ms=low, to_ms=high).shards
     inside = (starts + widths > low) & (starts < high)
     assert ints(part.messages) == counts[inside].tolist()
+    for slot_ms in (30 * 60_000, 6 * HOUR_MS):
+        (part,) = shard.call("GetWheel", slot_ms=slot_ms).shards
+        starts, widths = np.array(ints(part.slot_start)), np.array(ints(part.slot_width))
+        assert (starts[1:] >= starts[:-1] + widths[:-1]).all(), "no slot overlaps another"
+        assert set(widths.tolist()) <= {slot_ms, HOUR_MS}
+        assert (starts[widths == slot_ms] % slot_ms == 0).all()
+        for start, width, count in zip(starts.tolist(), widths.tolist(), ints(part.messages), strict=True):
+            assert count == int(((kept >= start) & (kept < start + width)).sum())
+        assert sum(ints(part.messages)) == 1_800
 
 
 def test_the_whole_nodes_wheel_has_every_shard(take: Callable[[str], Shard]) -> None:

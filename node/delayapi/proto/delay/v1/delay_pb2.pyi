@@ -441,16 +441,18 @@ class PendingBatch(_message.Message):
     def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., records: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class GetWheelRequest(_message.Message):
-    __slots__ = ("topic", "queue", "from_ms", "to_ms")
+    __slots__ = ("topic", "queue", "from_ms", "to_ms", "slot_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     FROM_MS_FIELD_NUMBER: _ClassVar[int]
     TO_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     from_ms: int
     to_ms: int
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ...) -> None: ...
+    slot_ms: int
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., slot_ms: _Optional[int] = ...) -> None: ...
 
 class GetWheelResponse(_message.Message):
     __slots__ = ("shards", "now_ms")
