@@ -122,7 +122,7 @@ class ConsoleApp:
     # ------------------------------------------------------------------------------ pages and actions
 
     async def _home(self, request: web.Request) -> web.StreamResponse:
-        raise web.HTTPSeeOther(self._pages[0].path)
+        return web.Response(status=303, headers={"Location": self._pages[0].path})
 
     def _page_handler(self, page: ConsolePage) -> Handler:
         async def shown(request: web.Request) -> web.StreamResponse:

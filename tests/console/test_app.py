@@ -57,6 +57,8 @@ def test_a_browser_gets_in_by_the_link_alone() -> None:
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie
         assert (await console.ask("/things", Cookie=cookie.partition(";")[0])).status == 200
+        home = await console.ask("/")
+        assert (home.status, home.headers.get("Location")) == (303, "/things"), "where the link ends"
 
     tried(test)
 

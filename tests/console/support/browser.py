@@ -58,6 +58,8 @@ class ConsoleBrowser:
         self.page.on("console", lambda it: self.errors.append(it.text) if it.type == "error" else None)
         self.page.on("dialog", lambda dialog: self.errors.append(f"a script asked: {dialog.message}"))
         self.page.goto(link)
+        if "/sign-in?" in link:
+            assert "messages wait" in self.text(), "a link leads to the wheel"
 
     def open(self, path: str, status: int = 200) -> Page:
         answer = self.page.goto(self.base + path)
