@@ -60,8 +60,13 @@ class Dispatch:
             found = self.find_host(method, request, call, reads=reads)
             if isinstance(found, RemoteMaster):
                 body = await self.forwarder.call(found.node, method, data, call.time_remaining(), call.identity())
-                self.check_still(method, call, request)
-                await answers.reserve(len(body))
+                try:
+                    self.check_still(method, call, request)
+                    await answers.reserve(len(body))
+                except BaseException:  # also that who asked has gone
+                    if method == "Receive":
+                        self.forwarder.give_back(found.node, request, body, call.identity())
+                    raise
                 return body
             try:
                 answer = await serve(request, found, answers, call)

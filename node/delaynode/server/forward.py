@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote
 
 import grpc
+import numpy as np
 from delayapi.certificates import Certificates
+from delayapi.codec import decode_message_batch
 from delayapi.connections import Connections
 from delayapi.errors import DETAILS_KEY, error_info
 from delayapi.proto.delay.v1 import delay_pb2
@@ -29,6 +33,7 @@ OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
 )
+GIVE_BACK_SECONDS = 10.0
 UNUSED_SECONDS = 600.0  # connections unused for so long are closed: nodes come and go
 
 
@@ -73,6 +78,7 @@ class Forwarder:
         self._links: dict[RemoteNode, ForwardLink] = {}
         self._replaced: list[ForwardLink] = []
         self._look_for_unused = False
+        self._giving_back: set[asyncio.Task[None]] = set()
 
     async def call(self, node: RemoteNode, method: str, data: bytes, seconds: float | None, caller: Identity) -> bytes:
         """Raises ForwardedError, Refused."""
@@ -96,6 +102,25 @@ class Forwarder:
         finally:
             link.calls -= 1
             link.used = time.monotonic()
+
+    def give_back(self, node: RemoteNode, request: delay_pb2.ReceiveRequest, body: bytes, caller: Identity) -> None:
+        """What a Receive has got there, and its caller does not get: others have it, as the same attempt. Where that
+        fails, its time ends by itself."""
+        batch = decode_message_batch(body)
+        if not batch.count:
+            return
+        attempt = bytes(batch.attempt) or np.ones(batch.count, "<u4").tobytes()
+        extend = delay_pb2.ExtendRequest(
+            topic=request.topic, queue=request.queue, group=request.group, offset=bytes(batch.offset), attempt=attempt
+        )
+
+        async def give_back() -> None:
+            with suppress(ForwardedError, Refused):
+                await self.call(node, "Extend", extend.SerializeToString(), GIVE_BACK_SECONDS, caller)
+
+        task = asyncio.create_task(give_back())
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
 
     def _link(self, node: RemoteNode) -> ForwardLink:
         own = self._own() if node.by_tls else None
@@ -130,6 +155,8 @@ class Forwarder:
             await link.connections.close()
 
     async def close(self) -> None:
+        for task in self._giving_back:
+            task.cancel()
         for link in (*self._links.values(), *self._replaced):
             await link.connections.close()
 

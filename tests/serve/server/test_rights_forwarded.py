@@ -50,7 +50,8 @@ def test_a_call_is_asked_for_once_wherever_its_shard_is(secured: Secured) -> Non
 
 
 def test_what_waits_elsewhere_gets_nothing_once_the_right_is_taken(secured: Secured) -> None:
-    """The node that was called asks again, before it passes the answer on."""
+    """The node that was called asks again, before it passes the answer on. What it does not pass on is the next one's,
+    as the first attempt."""
     registry = secured.running.registry
     with callers(secured) as who, ThreadPoolExecutor(1) as pool:
         (topic,) = pb.QueryRouteResponse.FromString(who["super"].unary("QueryRoute")).topics
@@ -69,5 +70,8 @@ def test_what_waits_elsewhere_gets_nothing_once_the_right_is_taken(secured: Secu
             ended = waiting.result(60)
         finally:
             registry.put_security(DOCUMENT, version)
-    assert ended is not None, "it has the message"
-    assert ended.code() is DENIED
+        assert ended is not None, "it has the message"
+        assert ended.code() is DENIED
+        poll("the right is back", lambda: who["consume"].may("Ack"))
+        found = pb.MessageBatch.FromString(who["consume"].unary("Receive", asked.SerializeToString()))
+        assert (found.count, found.attempt) == (1, b"")
