@@ -29,7 +29,10 @@ MAX_RULES = 200  # of a user
 MAX_NAME_CHARS = 512
 MAX_GROUP_CHARS = 255
 
-PRINCIPALS = re.compile(r"system:serviceaccount:[^:]+:[^:]+|(oidc|token|dns|group):.+|spiffe://.+|anonymous")
+PRINCIPALS = re.compile(
+    r"system:serviceaccount:[^:]+:[^:]+|oidc-group:[^#]+#.+|(oidc|token|dns|group):.+|spiffe://.+|anonymous"
+)
+GROUPS = ("group:", "oidc-group:")  # principals that are many callers: a group of any provider, and of one
 _TOPIC_PART = re.compile(r"[a-z0-9-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -135,7 +138,8 @@ class UserQuotas:
 
 @dataclass(frozen=True, slots=True)
 class SecurityUser:
-    """principal: as callers prove it, or `group:NAME`, which stands for all whose token has that group."""
+    """principal: as callers prove it, or a group, which stands for all whose token has it: `oidc-group:ISSUER#NAME`,
+    or `group:NAME`, whichever provider says so."""
 
     principal: str
     rules: tuple[AccessRule, ...] = ()
@@ -145,7 +149,7 @@ class SecurityUser:
         _check_principal(self.principal)
         if len(self.rules) > MAX_RULES:
             raise BadSpec(f"user {self.principal} has {len(self.rules)} rules; the limit is {MAX_RULES}")
-        if self.quotas is not None and self.principal.startswith("group:"):
+        if self.quotas is not None and self.principal.startswith(GROUPS):
             raise BadSpec(f"user {self.principal} has quotas; those are of one principal, and a group has many")
 
 
@@ -192,6 +196,8 @@ class TokenIssuer:
         if self.kind is IssuerKind.OIDC:
             if not self.issuer:
                 raise BadSpec("an OIDC issuer has no issuer: the URL that its tokens name")
+            if "#" in self.issuer:  # which ends it in a principal; OpenID Connect has none in issuers
+                raise BadSpec(f"{what}: an issuer's URL has no '#'")
             if self.verify is not Verification.JWKS:
                 raise BadSpec(f"{what}: TokenReview is for ServiceAccounts")
             if not (self.jwks or self.jwks_url or self.issuer.startswith("https://")):
@@ -208,7 +214,7 @@ class TokenIssuer:
 @dataclass(frozen=True, slots=True)
 class SecuritySpec:
     authorization: AuthorizationMode  # said always: a document that lost it must not open the cluster
-    super_users: tuple[str, ...] = ()  # principals that may do everything, or `group:NAME`
+    super_users: tuple[str, ...] = ()  # principals that may do everything, groups too
     issuers: tuple[TokenIssuer, ...] = ()
     tokens: tuple[StaticToken, ...] = ()
     users: tuple[SecurityUser, ...] = ()
@@ -260,7 +266,7 @@ def _check_principal(principal: str) -> None:
     if not PRINCIPALS.fullmatch(principal):
         raise BadSpec(
             f"principal {principal!r}: expected system:serviceaccount:NAMESPACE:NAME, oidc:ISSUER#SUBJECT, token:NAME, "
-            "spiffe://..., dns:NAME, group:NAME or anonymous"
+            "spiffe://..., dns:NAME, oidc-group:ISSUER#NAME, group:NAME or anonymous"
         )
 
 

@@ -130,6 +130,28 @@ def test_super_users_may_do_everything_and_groups_count_as_users() -> None:
     assert not may(document, Operation.BROWSE, who=Identity("token:ops", IdentityKind.TOKEN)), "no group, by its name"
 
 
+def test_a_group_of_one_provider_is_none_of_another_ones() -> None:
+    name = "oidc-group:https://a#ops"
+    document = SecuritySpec(
+        AuthorizationMode.REQUIRED,
+        super_users=(name,),
+        users=(SecurityUser("oidc-group:https://b#ops", (rule(Operation.BROWSE),)),),
+    )
+
+    def known(issuer: str, *groups: str) -> Identity:
+        return Identity(f"oidc:{issuer}#me", IdentityKind.TOKEN, None, groups)
+
+    assert may(document, Operation.ADMIN, who=known("https://a", "others", "ops"))
+    assert rights(document).explain(known("https://a", "ops"), Operation.ADMIN) == (True, f"'{name}' is a super user")
+    assert may(document, Operation.BROWSE, who=known("https://b", "ops"))
+    for one in (
+        known("https://b", "ops"), known("https://b", name, name.removeprefix("oidc-")), known("https://a/", "ops"),
+        known("https://a#ops", "x"), known("https://c", "https://a#ops"), known("https://a"),
+        Identity("token:https://a#ops", IdentityKind.TOKEN), Identity("dns:a#ops", IdentityKind.CERTIFICATE),
+    ):  # fmt: skip
+        assert not may(document, Operation.ADMIN, who=one), one
+
+
 def test_the_clusters_own_processes_have_their_rights_without_a_document() -> None:
     closed = rights(None)
 

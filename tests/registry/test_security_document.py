@@ -36,6 +36,7 @@ limits = st.none() | st.integers(1, 10**15)
 principals = st.builds("system:serviceaccount:{}:{}".format, name, name) | st.builds(
     "oidc:https://{}#{}".format, name, name
 )
+groups = st.builds("oidc-group:https://{}#{}".format, name, name)
 of_topics = [one for one in Operation if one not in OF_GROUPS and one is not Operation.ADMIN]
 rules = (
     st.just(AccessRule((Operation.ADMIN,)))
@@ -79,7 +80,7 @@ def unique(what: st.SearchStrategy, by: str) -> st.SearchStrategy:
 specs = st.builds(
     SecuritySpec,
     authorization=st.sampled_from(AuthorizationMode),
-    super_users=st.lists(principals, max_size=3).map(tuple),
+    super_users=st.lists(principals | groups, max_size=3).map(tuple),
     issuers=unique(issuers, "issuer"),
     tokens=unique(tokens, "sha256"),
     users=unique(users, "principal"),
@@ -159,6 +160,9 @@ def test_a_pattern_is_a_name_or_a_prefix(both: dict) -> None:
         "token:",
         "http://x",
         "dns: a\n",
+        "oidc-group:https://x",
+        "oidc-group:#ops",
+        "oidc-group:https://x#",
     ],
 )
 def test_a_principal_is_of_a_known_form(principal: str) -> None:
@@ -180,6 +184,7 @@ def test_a_principal_is_of_a_known_form(principal: str) -> None:
             {"kind": IssuerKind.OIDC, "audience": "a", "issuer": "https://x", "verify": Verification.TOKEN_REVIEW},
             "TokenReview is for ServiceAccounts",
         ),
+        ({"kind": IssuerKind.OIDC, "audience": "a", "issuer": "https://x#y"}, "an issuer's URL has no '#'"),
         ({"kind": IssuerKind.SERVICE_ACCOUNTS, "audience": "a", "principal_claim": "aud"}, "always its own"),
     ],
 )
@@ -207,6 +212,8 @@ def test_what_is_too_much_is_refused() -> None:
         UserQuotas(connections=0)
     with pytest.raises(BadSpec, match="has quotas; those are of one principal"):
         SecurityUser("group:shop", quotas=UserQuotas(enqueue_per_second=1))
+    with pytest.raises(BadSpec, match="has quotas; those are of one principal"):
+        SecurityUser("oidc-group:https://x#shop", quotas=UserQuotas(enqueue_per_second=1))
     with pytest.raises(BadSpec, match="64 of 0-9"):
         StaticToken("a", "secret")
     long = tuple(SecurityUser("token:" + f"{i}".zfill(500)) for i in range(3_000))

@@ -188,7 +188,11 @@ _SENTENCES = {
 
 def _names(identity: Identity) -> tuple[str, ...]:
     """By which users, and groups of them, the document may know the caller."""
-    return (identity.principal, *(f"group:{name}" for name in identity.groups))
+    if not identity.groups:
+        return (identity.principal,)
+    issuer = identity.principal.removeprefix("oidc:").partition("#")[0]  # only tokens of OIDC have groups
+    of_issuer = (f"oidc-group:{issuer}#{name}" for name in identity.groups)
+    return (identity.principal, *(f"group:{name}" for name in identity.groups), *of_issuer)
 
 
 def _described(rule: AccessRule) -> str:

@@ -154,7 +154,7 @@ class SecurityModel(Model):
     super_users: list[Text] | None = Field(
         None,
         max_length=64,
-        description="Principals that may do everything, such as system:serviceaccount:NAMESPACE:NAME, or group:NAME of "
-        "an OIDC provider.",
+        description="Principals that may do everything, such as system:serviceaccount:NAMESPACE:NAME; "
+        "oidc-group:ISSUER#NAME: all of that group, by the tokens of one provider; group:NAME: by those of any.",
         json_schema_extra=LIST_SET,
     )
