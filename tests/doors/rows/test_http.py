@@ -100,6 +100,9 @@ def test_what_is_no_call_is_refused_by_its_status(ask: Ask) -> None:
         ("Receive", "application/json", {"connect-timeout-ms": "soon"}, 400, "invalid_argument"),
         ("Receive", "application/json", {"connect-timeout-ms": "12345678901"}, 400, "invalid_argument"),
         ("Receive", "application/json", {"content-encoding": "compress"}, 501, "unimplemented"),
+        ("Receive", "application/json", {"origin": "http://localhost:3000"}, 403, "permission_denied"),
+        ("Send", "application/proto", {"origin": "null"}, 403, "permission_denied"),
+        ("ReceiveStream", "application/connect+json", {"origin": ""}, 403, "permission_denied"),
     ):
         with pytest.raises(CallFailed) as refused:
             client.post(method, good, kind, **headers)

@@ -167,6 +167,10 @@ class HttpDoor:
             raise Refused("BUSY", f"{MAX_CALLS:,} calls over HTTP are under way, the limit", retry_after_ms=100)
         if method not in KINDS:
             return _error("unimplemented", f"MessageService has no method {method[:100]!r}: {', '.join(KINDS)}", 404)
+        if "origin" in request.headers and not self._identifies():
+            # A page whose name was pointed at this address afterwards (DNS rebinding): its browser lets it ask.
+            text = "origin: pages in browsers are not served by a port that does not ask who calls"
+            return _error("permission_denied", text, 403)
         streams = method in self._streams
         kind = request.content_type
         accepted = ("application/connect+json", "application/connect+proto") if streams else (
@@ -192,8 +196,10 @@ class HttpDoor:
     # ------------------------------------------------------------ who, and what
     async def _caller(self, request: web.Request) -> Caller:
         """Raises Refused."""
-        if self._listener is None or self._callers is None or not self._listener.identifies:
+        if not self._identifies():
             return Caller(ANONYMOUS)
+        assert self._callers is not None
+        assert self._listener is not None
         secured: ssl.SSLObject | None = request.get_extra_info("ssl_object")
         shown = None if secured is None else secured.getpeercert(binary_form=True)
         names = () if shown is None else names_of(x509.load_der_x509_certificate(shown))
@@ -203,6 +209,9 @@ class HttpDoor:
         caller = await self._callers.find_kept(self._listener.name, peer, said)
         await self._callers.admit(caller, self._listener.name, peer)
         return caller
+
+    def _identifies(self) -> bool:
+        return self._callers is not None and self._listener is not None and self._listener.identifies
 
     def left(self, peername: Any) -> None:
         """That connection has ended."""
