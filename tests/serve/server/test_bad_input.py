@@ -119,6 +119,8 @@ BAD = [
     Bad("fetch for a group unknown", call("Fetch", group="no", offset=-1), MISSING, "UNKNOWN_GROUP", r"'no'"),
     Bad("a group without a name", call("Receive", group=""), INVALID, "BAD_GROUP", r"1 to 255 bytes, this one 0"),
     Bad("a group's name of 256 bytes", call("Receive", group="\u00e9" * 128), INVALID, "BAD_GROUP", r"255 bytes.* 256"),
+    Bad("a group's name with an escape", call("Receive", group="a\x1b[2J"), INVALID, "BAD_GROUP", r"'a\\x1b\[2J'"),
+    Bad("a group's name with a bidi mark", call("Receive", group="a\u202e"), INVALID, "BAD_GROUP", r"'a\\u202e'"),
     Bad("65 tags", call("Receive", group="n", tags=[str(n) for n in range(65)]), INVALID, "BAD_GROUP", r"64 tags"),
     Bad("a long tag", call("Receive", group="n", tags=["t" * 256]), INVALID, "BAD_GROUP", r"tags of 255 bytes"),
     Bad("another filter", call("Receive", group="made", tags=["x"]), PRECONDITION, "GROUP_MISMATCH", r"\['x'\]"),

@@ -126,6 +126,8 @@ class Consumers:
             raise Refused(
                 "BAD_GROUP", f"a group's name has 1 to {MAX_GROUP_NAME_BYTES} bytes, this one {len(name.encode())}"
             )
+        if not name.isprintable():  # whoever lists groups has it on a terminal, or in a log
+            raise Refused("BAD_GROUP", f"a group's name has characters that can't be printed: {name!r}")
         if len(tags) > MAX_TAGS or any(len(tag.encode()) > MAX_GROUP_NAME_BYTES for tag in tags):
             raise Refused("BAD_GROUP", f"a group's filter has at most {MAX_TAGS} tags of {MAX_GROUP_NAME_BYTES} bytes")
         if len(self.groups) >= MAX_GROUPS:
