@@ -11,7 +11,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
+import numpy as np
 from delayapi.handle import Handle
+from numpy.typing import NDArray
 
 from delayclient.admin import admin as _admin
 from delayclient.admin.schedules import FiringView, Schedule, ScheduleAdmin, ScheduleView
@@ -28,7 +30,8 @@ from delayclient.admin.views import (
 )
 from delayclient.consumer import consumer as _consumer
 from delayclient.consumer import reader as _reader
-from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
+from delayclient.consumer.received import Acknowledger, ReceivedBatch, ReceivedMessage
+from delayclient.errors import Closed
 from delayclient.producer import producer as _producer
 from delayclient.producer.results import BatchResult, SendResult
 from delayclient.records import Bodies
@@ -42,15 +45,32 @@ _SETTLE_S: Final = 2.0
 
 
 class _LoopThread:
-    """An event loop that runs in a daemon thread."""
+    """An event loop that runs in a daemon thread. Once it has stopped, all raise Closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="delayclient", daemon=True)
         self._thread.start()
 
+    def is_here(self) -> bool:
+        return threading.get_ident() == self._thread.ident
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:
+            coroutine.close()
+            raise Closed(self._what) from None
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        return self.submit(coroutine).result()
+
+    def soon(self, call: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            raise Closed(self._what) from None
 
     def each(self, rows: Any) -> Iterator[Any]:
         async def following() -> Any:
@@ -80,12 +100,12 @@ A = TypeVar("A", _producer.Producer, _consumer.Consumer, _reader.Reader, _admin.
 
 
 class _SyncFacade(Generic[A]):
-    def __init__(self, make: Callable[[], A]) -> None:
-        self._thread = _LoopThread()
+    def __init__(self, make: Callable[[_LoopThread], A]) -> None:
+        self._thread = _LoopThread(type(self).__name__.removeprefix("Sync").lower())
         self._closed = False
 
         async def made() -> A:
-            return make()
+            return make(self._thread)
 
         try:
             self._inner: A = self._thread.run(made())
@@ -113,7 +133,7 @@ class SyncProducer(_SyncFacade[_producer.Producer]):
     """delayclient.producer.producer.Producer, blocking; may be used from several threads."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
-        super().__init__(lambda: _producer.Producer(endpoint, **options))
+        super().__init__(lambda _: _producer.Producer(endpoint, **options))
 
     def send(self, topic: str, body: bytes | str, **options: Any) -> SendResult:
         """Sends one message and waits until it is committed."""
@@ -127,7 +147,7 @@ class SyncProducer(_SyncFacade[_producer.Producer]):
             return self._inner.send(topic, body, **options)
 
         result: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
-        _chain(self._thread.run(sent()), result, self._thread.loop)
+        _chain(self._thread.run(sent()), result, self._thread)
         return result
 
     def send_batch(self, topic: str, bodies: Bodies, **options: Any) -> BatchResult:
@@ -139,13 +159,61 @@ class SyncProducer(_SyncFacade[_producer.Producer]):
         self._thread.run(self._inner.flush())
 
 
+class _AcksFromThreads:
+    """An Acknowledger for any thread: it hands on what it is told to the loop's, in the same order."""
+
+    def __init__(self, acks: Acknowledger, thread: _LoopThread) -> None:
+        self._acks, self._thread = acks, thread
+        self.invisible_ms = acks.invisible_ms
+
+    def ack(self, offset: int) -> None:
+        self._hand_on(self._acks.ack, offset)
+
+    def ack_many(self, offsets: NDArray[np.int64]) -> None:
+        self._hand_on(self._acks.ack_many, offsets)
+
+    def nack(
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
+    ) -> None:
+        self._hand_on(partial(self._acks.nack, dead=dead), offsets, attempts, backoff_ms)
+
+    def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None:
+        self._hand_on(self._acks.give_back, offsets, attempts)
+
+    def give_back_later(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], after_s: float) -> None:
+        self._hand_on(self._acks.give_back_later, offsets, attempts, after_s)
+
+    async def extend(
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], invisible_ms: int
+    ) -> NDArray[np.bool_]:
+        extending = self._acks.extend(offsets, attempts, invisible_ms)
+        return await (extending if self._thread.is_here() else asyncio.wrap_future(self._thread.submit(extending)))
+
+    def _hand_on(self, call: Callable[..., None], *arguments: Any) -> None:
+        if self._thread.is_here():
+            call(*arguments)
+        else:
+            self._thread.soon(call, *arguments)
+
+
+class _Consumer(_consumer.Consumer):
+    """A Consumer whose messages may be acknowledged in any thread."""
+
+    def __init__(self, thread: _LoopThread, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._thread = thread
+
+    def _acks_for_messages(self, queue: int) -> Acknowledger:
+        return _AcksFromThreads(super()._acks_for_messages(queue), self._thread)
+
+
 class SyncConsumer(_SyncFacade[_consumer.Consumer]):
     """delayclient.consumer.consumer.Consumer, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, group: str, **options: Any) -> None:
         """With `auto_ack` the iteration acknowledges a message when the next one is asked for."""
         self._auto_ack = bool(options.pop("auto_ack", False))
-        super().__init__(lambda: _consumer.Consumer(endpoint, topic, group, **options))
+        super().__init__(lambda thread: _Consumer(thread, endpoint, topic, group, **options))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         # A batch at a time: a turn through the loop's thread costs more than many messages.
@@ -161,7 +229,7 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
                         self.ack(message)
             finally:
                 if given < len(batch) and not self._closed:
-                    self._thread.loop.call_soon_threadsafe(batch.give_back, slice(given, None))
+                    batch.give_back(slice(given, None))
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """The next message; None when none came in time, or the consumer was stopped."""
@@ -172,16 +240,16 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
         return self._thread.run(self._inner.receive_batch(timeout_s))
 
     def ack(self, message: ReceivedMessage | ReceivedBatch) -> None:
-        """Done with it. A message's own ack() belongs to the loop's thread."""
-        self._thread.loop.call_soon_threadsafe(message.ack)
+        """Done with it; as its own ack()."""
+        message.ack()
 
     def nack(self, message: ReceivedMessage | ReceivedBatch, backoff_ms: int = -1, *, dead: bool = False) -> None:
         """Ends the attempt: the next one after `backoff_ms`; -1: the group's backoff. `dead`: a dead letter at once."""
-        self._thread.loop.call_soon_threadsafe(partial(message.nack, backoff_ms, dead=dead))
+        message.nack(backoff_ms, dead=dead)
 
-    def give_back(self, message: ReceivedMessage | ReceivedBatch) -> None:
-        """It was not worked on: another consumer gets it at once, and it costs no attempt."""
-        self._thread.loop.call_soon_threadsafe(message.give_back)
+    def give_back(self, message: ReceivedMessage | ReceivedBatch, *, after: int | str | timedelta = 0) -> None:
+        """It was not worked on: another consumer gets it at once, or after that time, and it costs no attempt."""
+        message.give_back(after=after)
 
     def extend(self, message: ReceivedMessage, invisible: int | str | timedelta | None = None) -> bool:
         """Keeps it for `invisible` from now on, 12 h at most; None: as long as when it was received. False: its time
@@ -195,7 +263,7 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
 
     def stop(self) -> None:
         """Ends the iteration."""
-        self._thread.loop.call_soon_threadsafe(self._inner.stop)
+        self._thread.soon(self._inner.stop)
 
 
 class SyncReader(_SyncFacade[_reader.Reader]):
@@ -203,7 +271,7 @@ class SyncReader(_SyncFacade[_reader.Reader]):
 
     def __init__(self, endpoint: str | Iterable[str], topic: str, queue: int, **options: Any) -> None:
         self._follow = bool(options.get("follow", True))
-        super().__init__(lambda: _reader.Reader(endpoint, topic, queue, **options))
+        super().__init__(lambda _: _reader.Reader(endpoint, topic, queue, **options))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while len(batch := self.read(wait=1_000 if self._follow else 0)) or self._follow:
@@ -251,7 +319,7 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
     """delayclient.admin.admin.Admin, blocking."""
 
     def __init__(self, endpoint: str | Iterable[str] = DEFAULT_ENDPOINT, **options: Any) -> None:
-        super().__init__(lambda: _admin.Admin(endpoint, **options))
+        super().__init__(lambda _: _admin.Admin(endpoint, **options))
         self.schedules = SyncScheduleAdmin(self._inner.schedules, self._thread)
 
     def route(self, topic: str) -> TopicRoute:
@@ -300,7 +368,7 @@ class SyncAdmin(_SyncFacade[_admin.Admin]):
         return self._thread.run(self._inner.can_i(operation, topic, group, **options))
 
 
-def _chain(inner: asyncio.Future[T], outer: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop) -> None:
+def _chain(inner: asyncio.Future[T], outer: concurrent.futures.Future[T], thread: _LoopThread) -> None:
     def copy(done: asyncio.Future[T]) -> None:
         if not outer.set_running_or_notify_cancel():
             return
@@ -310,7 +378,7 @@ def _chain(inner: asyncio.Future[T], outer: concurrent.futures.Future[T], loop: 
         else:
             outer.set_result(done.result())
 
-    loop.call_soon_threadsafe(inner.add_done_callback, copy)
+    thread.soon(inner.add_done_callback, copy)
 
 
 # The names that users import: `from delayclient.sync import Producer`.

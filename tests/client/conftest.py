@@ -14,6 +14,7 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClus
     topics += [TopicSpec(f"sched{n}", 2) for n in range(5)]
     topics += [TopicSpec("once", 4, deduplicate=True), TopicSpec("reports", 1), TopicSpec("watched", 4)]
     topics += [TopicSpec("leaving", 4), TopicSpec("coming", 4), TopicSpec("wide", 100)]
+    topics += [TopicSpec("settled", 2)]
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=2, topics=topics) as cluster:
         cluster.wait_ready()
         yield cluster

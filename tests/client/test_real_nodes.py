@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -211,10 +212,59 @@ def test_sync_face_does_the_same(endpoint: str) -> None:
         assert sum(state.lag for state in admin.describe_group("sdk7", "g")) == 0
 
 
+def test_messages_of_a_sync_consumer_may_be_settled_in_any_thread(endpoint: str) -> None:
+    """By their own methods too, which close() and flush() know of."""
+    with sync.SyncProducer(endpoint) as producer, sync.SyncAdmin(endpoint) as admin:
+        for body in (b"acked", b"alone", b"refused", b"dead", b"back"):
+            producer.send("settled", body)
+        with sync.SyncConsumer(endpoint, "settled", "g") as consumer:
+            by_body = {}
+            while len(by_body) < 5:
+                message = consumer.receive(60)
+                assert message is not None
+                by_body[message.body] = message
+            assert asyncio.run(by_body[b"refused"].extend("1m")), "by another event loop"
+            with ThreadPoolExecutor(4) as pool:
+                pool.submit(by_body[b"acked"].ack).result()
+                pool.submit(by_body[b"refused"].nack, 0).result()
+                pool.submit(by_body[b"dead"].nack, dead=True).result()
+                pool.submit(by_body[b"back"].give_back).result()
+            consumer.flush()
+            again = {}
+            while len(again) < 2:
+                message = consumer.receive(60)
+                assert message is not None
+                again[message.body] = message.attempt
+                message.ack()
+            assert again == {b"refused": 2, b"back": 1}
+            by_body[b"alone"].ack()  # and close() sends it
+        assert sum(state.lag for state in admin.describe_group("settled", "g")) == 0
+        assert [dead.body for dead in admin.dead_letters("settled", "g")] == [b"dead"]
+
+
+def test_a_sync_consumer_that_is_closed_says_so(endpoint: str) -> None:
+    with sync.SyncProducer(endpoint) as producer, sync.SyncConsumer(endpoint, "settled", "closed") as consumer:
+        producer.send("settled", b"x")
+        message = consumer.receive(60)
+        assert message is not None
+    for use in (
+        message.ack,
+        message.nack,
+        message.give_back,
+        consumer.stop,
+        consumer.flush,
+        lambda: consumer.receive(1),
+    ):
+        with pytest.raises(errors.Closed, match="the consumer is closed"):
+            use()
+    with pytest.raises(errors.Closed, match="the producer is closed"):
+        producer.send("settled", b"x")
+
+
 def test_messages_with_ids_are_stored_once_whoever_sends_them_again(endpoint: str) -> None:
     async def main() -> None:
-        async with Producer(endpoint, timeout="60s") as one, Producer(endpoint) as other, Admin(endpoint) as admin:
-            first = await one.send("once", b"first", delay="1h", message_id="order-1")  # waits for the format
+        async with Producer(endpoint) as one, Producer(endpoint) as other, Admin(endpoint) as admin:
+            first = await one.send("once", b"first", delay="1h", message_id="order-1")
             assert not first.repeated
             again = await other.send("once", b"again", delay="2h", message_id="order-1")
             assert (again.repeated, again.handle, again.due_ms) == (True, first.handle, first.due_ms)

@@ -24,7 +24,7 @@ from delayclient import tracing
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.leases import RenewingAcks
 from delayclient.consumer.prefetch import Prefetch
-from delayclient.consumer.received import ReceivedBatch, ReceivedMessage
+from delayclient.consumer.received import Acknowledger, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, Unavailable
 from delayclient.routing.access import Access
 from delayclient.routing.exchange import LAST_S, Exchange
@@ -264,6 +264,9 @@ class Consumer(ClusterUser):
         where = (self.cluster, self.topic, queue, self.group, self._invisible_ms)
         return QueueAcks(*where) if self._max_lease_ms is None else RenewingAcks(*where, self._max_lease_ms)
 
+    def _acks_for_messages(self, queue: int) -> Acknowledger:
+        return self._acks[queue]
+
     async def _route(self) -> TopicRoute:
         failures, deadline_s = 0, time.monotonic() + _START_S
         while True:
@@ -316,7 +319,8 @@ class Consumer(ClusterUser):
                 self._streams.pop(queue, None)
         if view.count:
             expires_s = time.monotonic() + _KEEP_SHARE * self._invisible_ms / 1000
-            batch = ReceivedBatch(self.topic, queue, view, int(time.time() * 1000), self._acks[queue], expires_s)
+            acks = self._acks_for_messages(queue)
+            batch = ReceivedBatch(self.topic, queue, view, int(time.time() * 1000), acks, expires_s)
             if self._stopped:
                 batch.give_back()
                 return
