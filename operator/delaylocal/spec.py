@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from delaynode.store import formats
 from delayregistry.model import (
     MIN_LEASE_SECONDS,
     BadSpec,
@@ -47,7 +48,10 @@ def merge(found: ClusterSpec | None, requested: LocalSpec, on_disk: int = 0) -> 
     if found is None:
         _not_less("nodes", nodes, on_disk)
         found = ClusterSpec(
-            "local", nodes or max(DEFAULT_NODES, on_disk), horizon_days=horizon_days or DEFAULT_HORIZON_DAYS
+            "local",
+            nodes or max(DEFAULT_NODES, on_disk),
+            horizon_days=horizon_days or DEFAULT_HORIZON_DAYS,
+            nodes_version=formats.OLDEST if on_disk else formats.NEWEST,  # a new one's nodes are all of this release
         )
     _not_less("nodes", nodes, found.nodes)
     _not_less("horizon days", horizon_days, found.horizon_days)

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from delayctl.main import main
 from delaylocal.spec import LocalSpec, merge, unmet
+from delaynode.store import formats
 from delayregistry.model import (
     BadSpec,
     ClusterSpec,
@@ -28,8 +29,13 @@ FOUND = ClusterSpec("local", 2, (TopicSpec("orders", 8),), durability=Durability
 
 def test_a_new_directory_gets_the_defaults() -> None:
     assert merge(None, LocalSpec(topics=(TopicSpec("orders", 8),))) == ClusterSpec(
-        "local", 3, (TopicSpec("orders", 8),)
+        "local", 3, (TopicSpec("orders", 8),), nodes_version=formats.NEWEST
     )
+
+
+def test_what_nodes_have_on_disk_may_be_of_an_earlier_release() -> None:
+    assert merge(None, LocalSpec(), on_disk=1).nodes_version == formats.OLDEST
+    assert merge(FOUND, LocalSpec()).nodes_version == FOUND.nodes_version == 1
 
 
 def test_nodes_that_have_data_are_all_there_again_when_the_registry_is_lost() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from delayapi.proto.delay.v1 import messages_pb2 as rows
 
-from tests.doors.support.asking import Asking, CallFailed, Node, Wire
+from tests.doors.support.asking import Asking, CallFailed, Wire
 
 Ask = Callable[..., Asking]
 WIRES: list[Wire] = ["grpc", "json", "proto"]
@@ -16,20 +15,6 @@ WIRES: list[Wire] = ["grpc", "json", "proto"]
 
 def yearly(topic: str, id: str = "new-year") -> rows.Schedule:
     return rows.Schedule(id=id, topic=topic, cron=["0 0 1 1 *"], zone="Asia/Tokyo", body_text="happy")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def upgraded(nodes: list[Node], free_topics: Iterator[str]) -> None:
-    """The nodes have found that none of them is of an earlier release, which could not keep schedules."""
-    topic, client, ends = next(free_topics), Asking(nodes[0], "grpc"), time.monotonic() + 60
-    while True:
-        try:
-            client.call("PutSchedule", topic=topic, schedule=yearly(topic))
-            return client.close()
-        except CallFailed as error:
-            if error.reason != "NOT_UPGRADED" or time.monotonic() > ends:
-                raise
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("wire", WIRES)

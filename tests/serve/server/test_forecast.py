@@ -107,16 +107,7 @@ def test_a_paced_topic_has_coming_what_its_rate_lets_through(clients: list[Clien
 def test_firings_to_come_are_expected(clients: list[Client]) -> None:
     shard = Shard(clients[0], "empty", 0)
     schedule = schedules_pb2.Schedule(id="minutely", cron=["* * * * *"], body=b"x", max_firings=20)
-
-    def put() -> bool:
-        try:
-            return bool(shard.call("PutSchedule", schedule=schedule).changed)
-        except Failure as failure:
-            if failure.reason != "NOT_UPGRADED":
-                raise
-            return False
-
-    poll("schedules are taken", put, 60)
+    assert shard.call("PutSchedule", schedule=schedule).changed
     try:
         found = arrivals(forecast(clients[2], "empty", buckets=40))
         assert found[9] in (9, 10, 11)

@@ -39,7 +39,7 @@ CLEAR = {
 
 def is_clear(failure: Failure) -> bool:
     """Also that ids are not taken yet: the node is some seconds old."""
-    return failure.code in CLEAR or failure.reason == "NOT_UPGRADED"
+    return failure.code in CLEAR
 
 
 class Ledger:
@@ -223,7 +223,7 @@ def test_streams_of_almost_right_requests_answer_each_in_its_place(node: LocalCl
                     assert answer.error.reason
                     assert answer.error.message
                     codes = {code.value[0] for code in CLEAR}
-                    assert answer.error.code in codes or answer.error.reason == "NOT_UPGRADED"
+                    assert answer.error.code in codes
                 elif not answer.duplicate:
                     ledger.stored += answer.count - sum(answer.repeated)
         assert sum(accounts(client)) == before + ledger.stored

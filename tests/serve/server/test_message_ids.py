@@ -10,7 +10,7 @@ import pytest
 from delayapi.message_ids import hash_id
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 
-from tests.serve.support.client import Failure, Msg, Shard, now_ms, poll
+from tests.serve.support.client import Failure, Msg, Shard, now_ms
 
 
 def send(shard: Shard, ids: list[str], *messages: Msg, **fields: Any) -> pb.EnqueueResponse:
@@ -19,22 +19,6 @@ def send(shard: Shard, ids: list[str], *messages: Msg, **fields: Any) -> pb.Enqu
     for name, value in fields.items():
         setattr(made, name, value)
     return pb.EnqueueResponse.FromString(shard.client.raw("Enqueue", made.SerializeToString()))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def upgraded(take: Callable[[str], Shard]) -> None:
-    """A cluster that has just been made writes the newest format after a few seconds."""
-    shard = take("once")
-
-    def is_taken() -> bool:
-        try:
-            return bool(send(shard, ["probe"], Msg(delay_ms=60_000)).seq)
-        except Failure as failure:
-            if failure.reason != "NOT_UPGRADED":
-                raise
-            return False
-
-    poll("ids are taken", is_taken, 60)
 
 
 def seqs(answer: pb.EnqueueResponse) -> list[int]:

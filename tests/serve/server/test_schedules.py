@@ -20,20 +20,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def scheduled(take: Callable[[str], Shard]) -> Shard:
-    """A cluster that has just been made writes the newest format after a few seconds."""
-    shard = take("scheduled")
-
-    def is_taken() -> bool:
-        try:
-            return bool(put(shard, "probe", hourly()).changed)
-        except Failure as failure:
-            if failure.reason != "NOT_UPGRADED":
-                raise
-            return False
-
-    poll("schedules are taken", is_taken, 60)
-    shard.call("DeleteSchedule", id="probe")
-    return shard
+    return take("scheduled")
 
 
 @pytest.fixture
