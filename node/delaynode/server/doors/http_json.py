@@ -14,6 +14,7 @@ import ssl
 import struct
 import time
 from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from importlib import resources
@@ -47,6 +48,8 @@ MAX_REQUEST_BYTES = 12 << 20  # as gRPC's
 MAX_CALLS = 2_000  # at once
 BODY_SECONDS = 30.0  # for a request to come
 FIRST_BYTES = 64 << 10  # of a body that does not say its length, before its room is asked for
+MAX_JSON_VALUES = 100_000
+MAX_JSON_FIELDS = 30_000  # of them, beside those of bodyJson: they take the longest
 MAX_TIMEOUT_DIGITS = 10
 ENVELOPE = struct.Struct(">BI")
 END_STREAM = 2
@@ -335,6 +338,7 @@ class _TimeOver(Exception):
 def from_json(kind: type[Message], text: bytes) -> Message:
     """A message of JSON. Raises Refused BAD_REQUEST, which says where it is wrong."""
     try:
+        _check_count(text)
         decoded = text.decode()  # json would take UTF-16 as well, and half of a surrogate pair
         given = json.loads(decoded, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite)
         if "\\u" in decoded:  # half of one, escaped, is no text, and no name of a field or a value of an enum either
@@ -347,11 +351,39 @@ def from_json(kind: type[Message], text: bytes) -> Message:
                 _prepare_body(one)
         if isinstance(given.get("schedule"), dict):
             _prepare_body(given["schedule"])
+        if _is_more(given, MAX_JSON_FIELDS):
+            raise Refused("BATCH_TOO_LARGE", f"the body has over {MAX_JSON_FIELDS:,} values beside those of bodyJson")
         found: Message = json_format.ParseDict(given, kind())
         return found
     except (ValueError, OverflowError, RecursionError, json_format.Error, TypeError, AttributeError) as error:
         said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise Refused("BAD_REQUEST", f"the body is no {kind.DESCRIPTOR.name} in JSON: {said[:500]}") from None
+
+
+def _check_count(text: bytes) -> None:
+    """Each value takes some us of the event loop, and far more memory than its text. Raises Refused."""
+    if _marks(text) <= MAX_JSON_VALUES:  # most texts need no closer look
+        return
+    strings = 2 * MAX_JSON_VALUES  # a name and a text for each
+    parts = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * strings)
+    if len(parts) > 2 * strings or _marks(b"".join(parts[::2])) > MAX_JSON_VALUES:
+        raise Refused("BATCH_TOO_LARGE", f"the body has over {MAX_JSON_VALUES:,} values in JSON, the limit")
+
+
+def _marks(text: bytes) -> int:
+    """Of which each value but the first follows one."""
+    return len(text) - len(text.translate(None, b",[{"))
+
+
+def _is_more(given: object, most: int) -> bool:
+    """Whether there are more values than that within."""
+    found, waiting = 0, [given]
+    while waiting and found <= most:
+        one = waiting.pop()
+        if isinstance(one, (dict, list)):
+            found += len(one)
+            waiting.extend(one.values() if isinstance(one, dict) else one)
+    return found > most
 
 
 def _prepare_body(message: dict[str, Any]) -> None:
@@ -365,18 +397,29 @@ def _prepare_body(message: dict[str, Any]) -> None:
 
 
 def to_json(message: Message, as_json_values: bool) -> bytes:
-    """as_json_values: bodies that are JSON are written as they are."""
+    """as_json_values: bodies that are JSON are written as they are, as far as every reader takes them."""
     found = json_format.MessageToDict(message)
     if as_json_values:
+        left = 10 * MAX_JSON_VALUES
         for one in (*found.get("deliveries", ()), *found.get("messages", ())):
             text = one.get("bodyText")
-            if text is not None:
-                try:
-                    one["bodyJson"] = json.loads(text, parse_constant=_no_number)
-                except (ValueError, RecursionError):
-                    continue
-                del one["bodyText"]
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+            values = 0 if text is None else _marks(text.encode())
+            if text is None or values > min(left, MAX_JSON_VALUES):
+                continue
+            left -= values
+            try:
+                value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+                _written([[[value]]])  # as deep as it will be
+            except (ValueError, RecursionError):
+                continue
+            one["bodyJson"] = value
+            del one["bodyText"]
+    return _written(found)
+
+
+def _written(value: object) -> bytes:
+    """Raises ValueError for half of a surrogate pair, RecursionError."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _wants_json(kind: type[Message], data: Body) -> bool:
@@ -386,8 +429,7 @@ def _wants_json(kind: type[Message], data: Body) -> bool:
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"{twice[:100]!r} is there twice")
     return found
 

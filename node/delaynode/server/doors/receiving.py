@@ -25,6 +25,7 @@ from delayapi.receipt import Receipt
 
 from delaynode.server.doors.calls import InnerCall
 from delaynode.server.doors.core import Door
+from delaynode.server.doors.records import decodable
 from delaynode.server.edge import Call
 from delaynode.store.errors import Refused
 
@@ -72,8 +73,14 @@ class Receiving:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def receive(self, call: Call, ask: Ask, wait_seconds: float, *, local_only: bool = False) -> list[Delivered]:
-        """Up to ask.max_messages; waits for the first. local_only: of the shards that this node serves. Raises
-        Refused."""
+        """Up to ask.max_messages, and as many as may be decoded at once; waits for the first. local_only: of the shards
+        that this node serves. Raises Refused."""
+        found = await self._some(call, ask, wait_seconds, local_only=local_only)
+        kept = decodable(one.record for one in found)
+        self.give_back(call, found[kept:])
+        return found[:kept]
+
+    async def _some(self, call: Call, ask: Ask, wait_seconds: float, *, local_only: bool) -> list[Delivered]:
         shards = self._door.queues("Receive", call, ask.topic, ask.group)
         first = next(self._turn) % len(shards)
         queues = [shard.spec.queue for shard in (*shards[first:], *shards[:first])]

@@ -19,13 +19,14 @@ from delayapi.proto.delay.v1 import messages_pb2 as rows
 from delayapi.receipt import BadReceipt, Receipt
 from delayapi.units import DAY_MS
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from delaynode.limits.budget import Answers
 from delaynode.server.dispatch import parse
 from delaynode.server.doors.core import Changed, Door, Outgoing, Stored
 from delaynode.server.doors.receiving import Ask, Delivered, Receiving
+from delaynode.server.doors.records import decodable, decoded
 from delaynode.server.edge import Body, Call, Methods, Serve, Stream
 from delaynode.server.handlers.consume import MAX_INVISIBLE_MS, MAX_WAIT_MS
 from delaynode.store.errors import Refused
@@ -234,6 +235,7 @@ class MessageService:
                 complete = min(complete, found[-1][:3])
         found.sort(key=lambda row: row[:3])
         page = [row for row in found if row[:3] <= complete][:size]
+        page = page[: decodable(row[5] for row in page)]
         more = len(page) < len(found) or any(batch.more for batch in parts)
         answer = rows.ListPendingMessagesResponse()
         for due_ms, queue, number, bytes_, uid, record in page:
@@ -319,9 +321,10 @@ class MessageService:
                     raise
                 continue
             known = True
-            found = _dead(request, shard, batch)
+            there = _dead(request, shard, batch)
+            found = there[: decodable(one.record for one in there)]
             answer.deliveries.extend(_delivery(one, request.body_format) for one in found)
-            if len(answer.deliveries) >= size:
+            if len(answer.deliveries) >= size or len(found) < len(there):
                 answer.next_page_token = _token((shard.spec.queue, found[-1].receipt.offset))
                 break
         if not known and not request.page_token:
@@ -530,16 +533,12 @@ def _delivery(one: Delivered, body_format: int) -> rows.Delivery:
 
 
 def _fill(found: Any, record: bytes, body_format: int) -> None:
-    """What the sender has written. A record that is no Message is handed out as a body: the node stores any bytes."""
-    try:
-        message = pb.Message.FromString(record)
-    except DecodeError:
-        found.body = record
-        return
+    """What the sender has written."""
+    message = decoded(record)
     found.key, found.tag, found.message_id = message.key, message.tag, message.message_id
     found.properties.update(message.properties)
-    if message.born_ms:
-        found.sent.CopyFrom(_timestamp(message.born_ms))
+    if (sent := _timestamp(message.born_ms)) is not None:  # a sender may have said any number
+        found.sent.CopyFrom(sent)
     if body_format != rows.BODY_FORMAT_BYTES:
         try:
             found.body_text = message.body.decode()

@@ -176,7 +176,7 @@ def incoming(one: Delivered, record: pb.Message, lease_ms: int) -> mq.Message:
         ),
         body_encoding=mq.IDENTITY,
         message_type=mq.DELAY if one.due_ms else mq.NORMAL,
-        born_timestamp=timestamp(max(0, record.born_ms)),
+        born_timestamp=timestamp(min(max(0, record.born_ms), MAX_SECONDS * 1_000 - 1)),  # clients check the limit
         born_host=born_host,
         receipt_handle=receipt.encode(),
         queue_id=receipt.queue,

@@ -11,12 +11,13 @@ from delayapi.handle import BadHandle, Handle
 from delayapi.proto.apache.rocketmq.v2 import service_pb2 as mq
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.receipt import BadReceipt, Receipt
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
 from delaynode.server.dispatch import parse
 from delaynode.server.doors.core import Door, Outgoing, Stored
 from delaynode.server.doors.receiving import Ask, Delivered, Receiving
+from delaynode.server.doors.records import decoded
 from delaynode.server.doors.rocketmq import routes, settings
 from delaynode.server.doors.rocketmq.clients import ClientKey, Clients, key_of
 from delaynode.server.doors.rocketmq.leases import LEASE_MS, Leases
@@ -205,7 +206,7 @@ class MessagingService:
                 if not request.auto_renew:
                     lease_ms = _lease_ms("invisible_duration", request.invisible_duration, 1)
                 found = await self._take(stream, request, lease_ms, answers)
-                bodies = [_receive_body(message=incoming(*one, lease_ms)) for one in _decoded(found)]
+                bodies = [_receive_body(message=incoming(one, decoded(one.record), lease_ms)) for one in found]
             except (Wrong, Refused) as error:
                 yield _receive_body(status=status_of(error))
                 return
@@ -243,9 +244,13 @@ class MessagingService:
             found = await self._receiving.receive(
                 stream, ask, max(0.0, min(left, POLL_SECONDS)), local_only=request.auto_renew
             )
-            if found := await self._matching(stream, found, tags, answers):
-                await answers.reserve(sum(len(one.record) for one in found))
-                return found
+            try:
+                if matching := await self._matching(stream, found, tags, answers):
+                    await answers.reserve(sum(len(one.record) for one in matching))
+                    return matching
+            except BaseException:  # also that who asked has gone
+                self._receiving.give_back(stream, found)
+                raise
             if left <= POLL_SECONDS:
                 return []
 
@@ -262,7 +267,7 @@ class MessagingService:
         """Shards filter by tags' hashes: what has another tag with the same hash is done."""
         if not tags or not found:
             return found
-        matches = [pb.Message.FromString(one.record).tag in tags for one in found]
+        matches = [decoded(one.record).tag in tags for one in found]
         if others := [one.receipt for one, fits in zip(found, matches, strict=True) if not fits]:
             await self._door.ack(stream, others, answers)
         return [one for one, fits in zip(found, matches, strict=True) if fits]
@@ -374,17 +379,6 @@ def _lease_ms(name: str, duration: Any, least_ms: int) -> int:
         limits = f"{format_ms(least_ms)} to {format_ms(MAX_INVISIBLE_MS)}"
         raise Wrong(mq.ILLEGAL_INVISIBLE_TIME, f"{name} is {format_ms(lease_ms)}; allowed: {limits}")
     return lease_ms
-
-
-def _decoded(found: Sequence[Delivered]) -> list[tuple[Delivered, pb.Message]]:
-    """A record that is no Message, which its sender alone has made, is handed out as a body: it is not lost."""
-    decoded = []
-    for one in found:
-        try:
-            decoded.append((one, pb.Message.FromString(one.record)))
-        except DecodeError:
-            decoded.append((one, pb.Message(body=one.record)))
-    return decoded
 
 
 def _receive_body(**content: Any) -> Body:
