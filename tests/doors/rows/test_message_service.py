@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import pytest
 from delayapi.proto.delay.v1 import messages_pb2 as rows
+from delayapi.receipt import Receipt
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.doors.support.asking import Asking, CallFailed, Wire, seconds
@@ -128,6 +130,12 @@ def test_a_message_dies_by_attempts_or_at_once_and_is_redriven_or_dropped(ask: A
     listed = client.call("ListDeadLetters", topic=topic, group="g", body_format=rows.BODY_FORMAT_TEXT)
     assert texts(listed.deliveries) == ["often", "once"]
     by_text = {one.body_text: one.receipt for one in listed.deliveries}
+    receipt = Receipt.decode(by_text["often"])
+    of_a_deleted_topic = replace(receipt, uid=receipt.uid ^ 1).encode()
+    for method in ("RedriveDeadLetters", "DropDeadLetters"):
+        with pytest.raises(CallFailed) as refused:
+            client.call(method, topic=topic, group="g", receipts=[of_a_deleted_topic])
+        assert refused.value.reason == "FOREIGN_HANDLE"
     pages = [client.call("ListDeadLetters", topic=topic, group="g", page_size=1)]
     while pages[-1].next_page_token:
         token = pages[-1].next_page_token

@@ -272,13 +272,13 @@ class Door:
         async def settle(of: tuple[str, int, int, str], rows: list[Receipt]) -> list[Refused | None]:
             topic, queue, uid, group = of
             self.dispatch.check_right(method, call, topic, group)
-            self._check_shard(topic, queue, uid)
+            self.check_shard(topic, queue, uid)
             settlement = await self._together.settle(method, of, fields, rows, inner, answers)
             return [None if one == pb.SETTLED else _lease_over() for one in settlement]
 
         return await _by_groups(receipts, lambda one: (one.topic, one.queue, one.uid, one.group), settle)
 
-    def _check_shard(self, topic: str, queue: int, uid: int) -> None:
+    def check_shard(self, topic: str, queue: int, uid: int) -> None:
         """A topic that was deleted and made again has new shards. Raises Refused."""
         found = self.node.routes.shard(topic, queue).spec.uid
         if found != uid:

@@ -345,6 +345,7 @@ class MessageService:
                 for one in receipts:
                     if (one.topic, one.group) != (request.topic, request.group):
                         raise Refused("BAD_REQUEST", f"a receipt is of topic {one.topic!r}, group {one.group!r}")
+                    self._door.check_shard(one.topic, one.queue, one.uid)
                     of_queue.setdefault(one.queue, []).append(one.offset)
             else:
                 of_queue = {shard.spec.queue: [] for shard in shards}
