@@ -85,7 +85,7 @@ class Command(BaseCommand):
         except ImportError as error:  # a worker of another version, beside this one or after it, may know it
             _log.warning("%s: not a task of this version of the project, it comes again: %s", header["handle"], error)
             op = "retry"
-        except Exception:
+        except BaseException:  # also an import that exits: what is not settled keeps its place for ever
             _log.exception("%s: not a task that this project can run, it is a dead letter now", header["handle"])
             op = "dead"
         else:
@@ -114,7 +114,7 @@ def run(backend: DelayBackend, body: bytes, header: dict[str, Any]) -> bool:
         with tracing.processing(SimpleNamespace(**header), backend.option("group")):
             task.call(*context, *result.args, **result.kwargs)
         status = TaskResultStatus.SUCCESSFUL
-    except Exception:
+    except BaseException:  # sys.exit() in a task ends the task, not its thread alone
         _log.exception("task %s (%s) failed in attempt %d", result.id, message["task"], header["attempt"])
         status = TaskResultStatus.FAILED
     finally:
