@@ -18,7 +18,7 @@ from delaynode.replica.hosts.arrivals import Arrivals, Stored
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.quotas import Cost, Quota, shard_quotas
 from delaynode.replica.hosts.schedules import Fired, ScheduleMaster
-from delaynode.replication.transport.until import wait_event, wait_until
+from delaynode.replication.transport.until import Wakeup, wait_until
 from delaynode.store.columns import lowest
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
@@ -94,7 +94,7 @@ class ShardHost(CopyHost):
         self.topic_quotas: tuple[Quota, ...] = ()  # of the topic; this shard's part
         self._quotas: TopicQuotas | None = None
         self.schedules = ScheduleMaster(shard, self._tell_unreckoned)
-        self._tick_wakeup = asyncio.Event()  # the tick loop should look again
+        self._tick_wakeup = Wakeup()  # the tick loop should look again
         self._sleep_until = 0  # ms: when the tick loop wakes by itself
 
     # ------------------------------------------------------------ life
@@ -276,12 +276,17 @@ class ShardHost(CopyHost):
 
     # ------------------------------------------------------------ loops
     async def _tick_loop(self) -> None:
+        rests_until = 0.0  # time.monotonic()
         while True:
             now = self.resources.clock.now_ms()
-            wake = self._next_wakeup(now)
+            wake, rest = self._next_wakeup(now), rests_until - time.monotonic()
             if wake > now:
                 self._sleep_until = wake
-                await self._sleep((wake - now) / 1000 - self.resources.part_of_ms())
+                seconds = (wake - now) / 1000 - self.resources.part_of_ms()
+                await self._tick_wakeup.wait(min(max(seconds, rest), 60.0))
+                continue
+            if rest > 0:
+                await asyncio.sleep(rest)
                 continue
             await self.wait_may_append()
             await wait_until(self.resources.may_tick, HELD_SECONDS)
@@ -298,8 +303,8 @@ class ShardHost(CopyHost):
                 if ended.any:
                     self.waiters.wake_all()
             self.maintenance.check(now)
-            if released < self.shard.config.max_tick:
-                await asyncio.sleep(max(0.0, TICK_MS / 1000 - (time.monotonic() - started)))
+            rests_until = started + TICK_MS / 1000 if released < self.shard.config.max_tick else 0.0
+            await asyncio.sleep(0)
 
     def _next_wakeup(self, now_ms: int) -> int:
         """The earliest time at which the tick loop has something to do, ms."""
@@ -391,10 +396,6 @@ class ShardHost(CopyHost):
                 self.topic, shard.identity.queue, share, lambda: shard.index.pending + arrivals.messages,
                 lambda: shard.index.pending_bytes + arrivals.record_bytes,
             )  # fmt: skip
-
-    async def _sleep(self, seconds: float) -> None:
-        self._tick_wakeup.clear()
-        await wait_event(self._tick_wakeup, min(seconds, 60.0))
 
     def _wake_by(self, time_ms: int) -> None:
         """Something is due, or a lease ends, at `time_ms`: the tick loop must not sleep longer."""

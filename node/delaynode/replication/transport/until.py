@@ -26,6 +26,29 @@ async def all_done(futures: Iterable[asyncio.Future[Any]]) -> None:
         await asyncio.wait(pending)
 
 
+class Wakeup:
+    """Wakes the one task that waits, and costs less than wait_event(). What is set before somebody waits is lost."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Return once somebody sets it, or after `seconds`."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = loop.call_later(seconds, self.set)
+        try:
+            await self._waiting
+        finally:
+            timer.cancel()
+
+
 async def wait_event(event: asyncio.Event, seconds: float | None) -> None:
     """Return once somebody sets it, or after `seconds`; it is clear from then on."""
     with suppress(TimeoutError):
