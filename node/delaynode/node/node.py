@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Final
 
 import delayregistry
@@ -227,6 +228,10 @@ class Node:
         """
         ended = [task for task in self._vital if task.done() and not task.cancelled()]
         return f"{ended[0].get_name()} has ended: {ended[0].exception()!r}" if ended else None
+
+    def turn(self) -> AbstractContextManager[None]:
+        """See Syncer.turn()."""
+        return self._syncer.turn()
 
     def oldest_write_seconds(self) -> float:
         """How long the oldest write to a log takes already."""

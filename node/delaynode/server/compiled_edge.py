@@ -145,18 +145,23 @@ class CompiledEdge:
     def _look(self) -> None:
         assert self._edge is not None
         groups, events = self._edge.take()
-        for rows in groups:  # a fault ends one group alone: take() does not give the others again
-            token, count = np.frombuffer(rows.token, "<u8"), np.frombuffer(rows.count, "<u4")
-            answers = _RowAnswers(self._edge, token, count)
-            try:
-                self._rows.take(_group(rows, count, answers))
-            except Exception as error:
-                refuse(answers, 0, len(token), error)
+        if groups:
+            with self._rows.turn():
+                self._take_groups(self._edge, groups)
         for event in events:
             try:
                 self._on_event(event)
             except Exception as error:
                 _end(self._edge, event.token, _fault(error))
+
+    def _take_groups(self, edge: Edge, groups: Sequence[Rows]) -> None:
+        for rows in groups:  # a fault ends one group alone: take() does not give the others again
+            token, count = np.frombuffer(rows.token, "<u8"), np.frombuffer(rows.count, "<u4")
+            answers = _RowAnswers(edge, token, count)
+            try:
+                self._rows.take(_group(rows, count, answers))
+            except Exception as error:
+                refuse(answers, 0, len(token), error)
 
     def _on_event(self, event: Event) -> None:
         if event.kind == "call":

@@ -178,6 +178,49 @@ def test_a_write_that_waits_for_the_disk_holds_up_its_own_shard_alone(tmp_path: 
     run(tmp_path, writes, test)
 
 
+def test_what_is_marked_in_a_turn_is_taken_at_its_end(tmp_path: Path) -> None:
+    writes = PythonWrites()
+
+    async def test(shard: Shard, _: DiskFiles) -> None:
+        await shard.store()
+        writes.gate.clear()
+        with shard.syncer.turn():
+            shard.propose()
+            shard.propose()
+            assert writes.submitted == []
+        assert len(writes.submitted) == 1
+        with shard.syncer.turn():
+            shard.propose()  # while those are written
+        writes.gate.set()
+        await until(lambda: shard.written == 3)
+        assert len(writes.submitted) == 2
+        with shard.syncer.turn(), shard.syncer.turn():  # what is known to be taken need not be taken earlier
+            shard.propose()
+        await until(lambda: shard.written == 4)
+        with pytest.raises(KeyError), shard.syncer.turn():
+            shard.propose()
+            raise KeyError
+        await until(lambda: shard.written == 5)
+
+    run(tmp_path, writes, test)
+
+
+def test_a_writer_is_told_whether_its_batch_is_taken_now(tmp_path: Path) -> None:
+    writes = PythonWrites()
+
+    async def test(shard: Shard, _: DiskFiles) -> None:
+        await shard.store()
+        assert shard.syncer.mark(shard)
+        shard.propose()
+        writes.gate.clear()
+        await until(lambda: shard.syncer.busy(shard))
+        assert not shard.syncer.mark(shard)
+        writes.gate.set()
+        await until(lambda: shard.written == 2)
+
+    run(tmp_path, writes, test)
+
+
 def test_no_other_sync_of_the_file_has_its_turn_meanwhile(tmp_path: Path) -> None:
     """Linux tells one of them of an error: the other would take the bytes for stored."""
     writes = PythonWrites()

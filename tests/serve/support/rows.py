@@ -18,6 +18,7 @@ from delaynode.auth.rights import Rights
 from delaynode.limits.budget import Answers, Budget
 from delaynode.node.routes import RemoteMaster, RemoteNode
 from delaynode.replica.hosts.master import ShardHost
+from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.edge import Call
 from delaynode.server.forward import ForwardedError
@@ -118,7 +119,8 @@ class Place:
         self.budget = Budget("", 64 * MIB, 16 * MIB)
         routes = SimpleNamespace(topic_type=lambda _: TopicType.MIXED)
         metrics = self._host.resources.metrics
-        self.node = SimpleNamespace(disk=self, routes=routes, clock=made.clock, metrics=metrics)
+        turn = cast(Syncer, self._host.resources.syncer).turn
+        self.node = SimpleNamespace(disk=self, routes=routes, clock=made.clock, metrics=metrics, turn=turn)
         self.rights = Rights(closed=False)
         self.quota_ms = 0
         self.quotas = EnqueueQuotas(self.rights, metrics, lambda: self.quota_ms)

@@ -52,9 +52,10 @@ class Arrival:
 
 
 class Arrivals:
-    """Owned by the event loop. wake: something may be to be written."""
+    """Owned by the event loop. wake: something may be to be written; returns whether append() is called now for
+    certain."""
 
-    def __init__(self, appender: Appender, wake: Callable[[], None]) -> None:
+    def __init__(self, appender: Appender, wake: Callable[[], bool]) -> None:
         self._appender, self._wake = appender, wake
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Arrival] = []  # for the next write
@@ -77,13 +78,15 @@ class Arrivals:
             self._held.append(one)  # not before the one that is held
             return answer
         self._waiting.append(one)
-        if self._late is None:
+        if not self._wake() and self._late is None:
             self._late = self._loop.call_later(LATE_SECONDS, self._append_late)
-        self._wake()
         return answer
 
     def append(self) -> None:
         """Append what has come, in the order in which it came. To be called before each write."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         if self._waiting:
             arrived, self._waiting = self._waiting, []
             self._append(arrived)

@@ -41,7 +41,7 @@ class WallClock(Protocol):
 class SyncThreads(Protocol):
     """See replica/sync_threads.py."""
 
-    def mark(self, writer: Writer) -> None: ...
+    def mark(self, writer: Writer) -> bool: ...
 
     def busy(self, writer: Writer) -> bool: ...
 
@@ -125,9 +125,9 @@ class CopyHost(ABC):
     def wake_tick_loop(self) -> None:  # noqa: B027 - a slave has nobody to wake
         """The due window has been loaded further."""
 
-    def on_proposed(self, due_ms: int | None = None) -> None:
-        """The caller has proposed frames; `due_ms`: the earliest new due."""
-        self.resources.syncer.mark(self)
+    def on_proposed(self, due_ms: int | None = None) -> bool:
+        """The caller has proposed frames; `due_ms`: the earliest new due. Returns what Syncer.mark() does."""
+        return self.resources.syncer.mark(self)
 
     def check_serving(self) -> None:
         """Raises Refused when nobody may be answered from this copy."""

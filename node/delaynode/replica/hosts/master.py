@@ -552,8 +552,7 @@ class ShardHost(CopyHost):
         self.waiters.wake_all()
         self._tick_wakeup.set()
 
-    def on_proposed(self, due_ms: int | None = None) -> None:
-        """The caller has proposed frames; `due_ms`: the earliest new due."""
+    def on_proposed(self, due_ms: int | None = None) -> bool:
         if due_ms is not None:
             self._wake_by(due_ms)
-        self.resources.syncer.mark(self)
+        return self.resources.syncer.mark(self)

@@ -7,6 +7,8 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, Protocol
@@ -99,12 +101,28 @@ class Syncer:
         for thread in self._threads:
             thread.start()
 
-    def mark(self, writer: Writer) -> None:
-        """The writer has frames to write. Cheap; call it after each proposal."""
+    def mark(self, writer: Writer) -> bool:
+        """The writer has frames to write. Cheap; call it after each proposal. Returns whether its next batch is taken
+        in this turn of the event loop or the next, for certain."""
         self._dirty[writer] = None
-        if (self._free or self._direct) and not self._starting and writer not in self._busy:
+        if writer in self._busy or not (self._free or self._direct):
+            return False
+        if not self._starting:
             self._starting = True
             self._loop.call_soon(self._start)  # after this callback: what else it proposes goes along
+        return self._direct is not None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """What is marked meanwhile is taken at the end, which saves a turn of the event loop."""
+        if self._starting:  # it is taken in the next turn anyway
+            yield
+            return
+        self._starting = True
+        try:
+            yield
+        finally:
+            self._start()
 
     def busy(self, writer: Writer) -> bool:
         """Whether something of the writer is being written."""
@@ -160,16 +178,16 @@ class Syncer:
 
     def _look(self) -> None:
         assert self._direct is not None
-        for token, write_errno, sync_errno, seconds in self._direct.take():
-            ended = self._directs.pop(token)
-            self._busy.pop(ended.writer, None)
-            self._samples.append(seconds)
-            try:
-                ended.batch.end_direct(write_errno, sync_errno)
-                ended.writer.on_written(ended.batch)
-            except Exception as error:  # one shard's trouble must not keep the others from their answers
-                ended.writer.on_write_failed(error)
-        self._start()
+        with self.turn():
+            for token, write_errno, sync_errno, seconds in self._direct.take():
+                ended = self._directs.pop(token)
+                self._busy.pop(ended.writer, None)
+                self._samples.append(seconds)
+                try:
+                    ended.batch.end_direct(write_errno, sync_errno)
+                    ended.writer.on_written(ended.batch)
+                except Exception as error:  # one shard's trouble must not keep the others from their answers
+                    ended.writer.on_write_failed(error)
 
     def _start_rounds(self) -> None:
         batches = self._take_batches()

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -100,6 +101,10 @@ class RowCalls:
         self._lane = itertools.count()  # for requests without a producer: they may overtake each other
         self._tasks: set[asyncio.Task[None]] = set()  # one a line
         self._closed = False
+
+    def turn(self) -> AbstractContextManager[None]:
+        """In which groups are taken: their shards' writes begin at its end."""
+        return self._dispatch.node.turn()
 
     def take(self, group: RowGroup) -> None:
         """Store the group's requests, or pass them on; each is answered, now or later. Raises nothing."""
