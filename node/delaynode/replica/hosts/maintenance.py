@@ -318,8 +318,7 @@ class Maintenance:
                 self._host.on_proposed()
                 await self._host.wait_log_committed(end)
         shard.space.begin_segment_if_dead(now, self._share())
-        segments = self._to_empty(now)
-        if len(segments):
+        if shard.space.ledger.has_closed and len(segments := self._to_empty(now)):
             await self._empty(segments)
 
     def _share(self) -> float | None:

@@ -120,6 +120,11 @@ class SegmentLedger:
         old = self.segments["end"][(self.segments["end"] > 0) & (self.segments["closed_ms"] <= now_ms - keep_ms)]
         return max(int(old.max(initial=0)), log_end - keep_bytes)
 
+    @property
+    def has_closed(self) -> bool:
+        """Whether there are segments but the open one. Without them nothing need be looked for."""
+        return len(self.segments) > 1
+
     def mostly_dead(self, limit: int, before_ms: int, share: float) -> Records:
         """Closed segments (k,) of dtype SEGMENT, the emptiest first, closed before `before_ms`, of whose bytes at most
         `share` are needed (and some are).
