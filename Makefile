@@ -15,12 +15,12 @@ setup: ## make or refresh .venv
 demo: setup ## 336,776 real flights as delayed messages on three local nodes (ARGS="--kill" kills one)
 	@$(BIN)/python -m demo $(ARGS)
 
-# Tests of real processes against a real clock: they have the machine to themselves, one after the other.
-REAL_NODES := $(addprefix tests/,doors/rocketmq faults serve)
-REAL_USERS := $(addprefix tests/,client doors/rows kube local operator redteam)
-REAL_AROUND := $(addprefix tests/,console/real demo sinks/real)
+# Rooms of tests of real processes against a real clock, the longest first. They wait most of the time, so that three
+# at once have room: make -j 3 -O test-real. One alone: make tests/faults.
 REAL_SPARK := tests/rebalance
-REAL := $(REAL_NODES) $(REAL_USERS) $(REAL_AROUND) $(REAL_SPARK)
+REAL := $(addprefix tests/,operator serve faults client local doors/rows doors/rocketmq console/real kube sinks/real \
+  redteam demo) $(REAL_SPARK)
+.PHONY: $(REAL)
 RECKONED := -n 2 --dist worksteal $(addprefix --ignore=,$(REAL))
 
 test: setup ## what only reckons, on both cores, without the long samples: minutes (ARGS="tests/store -k torn")
@@ -29,15 +29,18 @@ test: setup ## what only reckons, on both cores, without the long samples: minut
 test-long: setup ## the long samples of what only reckons
 	@$(BIN)/python -m pytest $(RECKONED) -m long $(ARGS)
 
-test-real: setup ## real processes against a real clock, one after the other
-	@$(BIN)/python -m pytest $(REAL) $(ARGS)
+test-real: $(REAL) ## real processes against a real clock, room by room
+
+$(REAL): setup
+	@echo "$@:"
+	@$(BIN)/python -m pytest $@ $(ARGS)
 
 test-edge: ## the tests of the compiled edge, by cargo and by pytest; it needs Rust
 	@DELAY_EDGE_BUILD=yes scripts/setup
 	@cd edge && cargo test --quiet --locked --no-default-features
 	@cd edge && ../$(BIN)/python -m pytest $(ARGS)
 
-test-all: test test-long test-real ## every test, an hour
+test-all: test test-long test-real ## every test, an hour and a half
 
 simulate: setup ## clusters in virtual time with troubles drawn from seeds (SEEDS=10000 FROM=0, or SEED=4711 for one with its trace)
 	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200) --from $(or $(FROM),0)) $(ARGS)
