@@ -55,7 +55,7 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         node-started nodes-version-raised operator-leads operator-stands-by peer-heard ready registry-answered
         security-applied shard-labelled-again started stopped stopping term-over term-started time-jumped watch-resumed
         watching clusters-stuck-over not-ready not-ready-over schedules-resumed sink-started sink-state sink-stopped
-        console-listening
+        console-listening audit-console
     """,
     LogLevel.DEBUG: "follower-streams late-start replica-joins scrubbed",
 }

@@ -14,7 +14,7 @@ from delayapi.handle import BadHandle
 from delayclient.errors import DelayError, NotAllowed, NotAuthenticated, NotFound, Unavailable
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
 
-from delayconsole.page import BadInput, ConsoleAction, ConsolePage, Inputs, PageView
+from delayconsole.page import ActionPlan, BadInput, ConsoleAction, ConsolePage, Inputs, PageView
 from delayconsole.refusals import SignInRefused
 from delayconsole.render import ROOT, environment
 from delayconsole.security import CSRF_FIELD, CSRF_HEADER, HEADERS, OwnHosts, OwnOrigins, RequestRefused
@@ -29,6 +29,12 @@ STATIC: Final = ("static", "vendor")
 
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 
+AUDIT_EVENT: Final = "audit-console"
+AUDITED_CHARS: Final = 500
+"""Of a command, in the audit log: of 500 handles it has thousands."""
+
+Audit = Callable[[Mapping[str, object]], None]
+"""Takes events of the console's audit log: who changed what by it."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = logging.getLogger(__name__)
 
@@ -44,9 +50,10 @@ class ConsoleApp:
         *,
         allow_changes: bool,
         cluster: str,
+        audit: Audit,
     ) -> None:
         """cluster: its name for people."""
-        self._sign_in, self._origins, self._pages = sign_in, origins, pages
+        self._sign_in, self._origins, self._pages, self._audit = sign_in, origins, pages, audit
         self._allow_changes, self._cluster = allow_changes, cluster
         self._templates = environment()
         self._open = frozenset(route.path for route in sign_in.routes())
@@ -146,11 +153,21 @@ class ConsoleApp:
                     return self._rendered(request, "confirm.html", context)
                 if not self._allow_changes:
                     raise RequestRefused(403, "this console is read-only: start it with --allow-changes")
-                result = await action.run(view, plan)
-            _log.info("%s %s: %s", page.name, action.name, result.summary)
+                try:
+                    result = await action.run(view, plan)
+                except BaseException as error:
+                    self._audited(view, page, action, plan, f"failed, or in part: {error or type(error).__name__}")
+                    raise
+            self._audited(view, page, action, plan, result.summary)
             return self._rendered(request, "done.html", {**context, "result": result})
 
         return posted
+
+    def _audited(self, view: PageView, page: ConsolePage, action: ConsoleAction, plan: ActionPlan, came: str) -> None:
+        self._audit({
+            "event": AUDIT_EVENT, "log": "audit", "principal": view.visitor.name,
+            "operation": f"{page.name} {action.name}", "resource": plan.command[:AUDITED_CHARS], "why": came,
+        })  # fmt: skip
 
     def _view(self, request: web.Request, form: Mapping[str, Any] | None = None) -> PageView:
         query = {name: request.query.getall(name) for name in request.query}

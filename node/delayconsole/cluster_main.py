@@ -121,6 +121,7 @@ async def serve(console: ClusterConsole, log: EventLog, stopped: asyncio.Event) 
             PAGES,
             allow_changes=console.allow_changes,
             cluster=f"{console.place.namespace}/{console.place.cluster}",
+            audit=log,
         )
         runner = web.AppRunner(app.application(), access_log=None, keepalive_timeout=KEEPALIVE_S)
         await runner.setup()

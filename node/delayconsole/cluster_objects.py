@@ -87,11 +87,17 @@ class LocalObjects:
     def sinks(self) -> None:
         return None
 
+    @property
+    def console_log(self) -> Path:
+        """What is done by consoles of this machine, one line each."""
+        return self.data / "logs" / "console.log"
+
     def audit(self) -> AuditLines:
         self._require()
         events: list[Mapping[str, Any]] = []
         problems = []
-        for path in sorted((self.data / "logs").glob("n*.log")):
+        written = [self.console_log] if self.console_log.exists() else []
+        for path in (*sorted((self.data / "logs").glob("n*.log")), *written):
             try:
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_BYTES))
@@ -141,10 +147,10 @@ class KubeObjects:
         events: list[Mapping[str, Any]] = []
         problems = []
         with _translated():
-            pods = self._access.pods()
-        for pod in pods:
+            pods = [(kind, pod) for kind in ("node", "console") for pod in self._access.pods(kind)]
+        for kind, pod in pods:
             try:
-                events += audit_events(pod.name, self._access.log_lines(pod.name, LOG_LINES))
+                events += audit_events(pod.name, self._access.log_lines(pod.name, LOG_LINES, kind))
             except KubeError as error:
                 problems.append(f"{pod.name}: {error}")
         return AuditLines(newest_first(events), problems)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -64,8 +66,10 @@ async def _serve_on(
     listener: socket.socket, settings: CommandSettings, admin: Admin, allow_changes: bool, data: Path
 ) -> None:
     from aiohttp import web
+    from delayapi.events import EventLog
 
     from delayconsole.app import ConsoleApp
+    from delayconsole.cluster_objects import LocalObjects
     from delayconsole.local_sign_in import PATH, LocalSignIn
     from delayconsole.pages import PAGES
     from delayconsole.security import OwnOrigins, SessionKey
@@ -73,9 +77,10 @@ async def _serve_on(
 
     port = listener.getsockname()[1]
     objects = await asyncio.to_thread(objects_of, settings, data)
-    sign_in = LocalSignIn(Visitor(SessionKey(), admin, "you", program_of(settings), objects), port)
+    sign_in = LocalSignIn(Visitor(SessionKey(), admin, getpass.getuser(), program_of(settings), objects), port)
     origins = OwnOrigins.of(f"http://{host}:{port}" for host in (ADDRESS, "localhost"))
-    app = ConsoleApp(sign_in, origins, PAGES, allow_changes=allow_changes, cluster=cluster_name(settings))
+    audit = EventLog(objects.console_log) if isinstance(objects, LocalObjects) else _unlogged
+    app = ConsoleApp(sign_in, origins, PAGES, allow_changes=allow_changes, cluster=cluster_name(settings), audit=audit)
     runner = web.AppRunner(app.application(), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
@@ -85,6 +90,10 @@ async def _serve_on(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await stopped.wait()
     await runner.cleanup()
+
+
+def _unlogged(event: Mapping[str, object]) -> None:
+    """Who changes a cluster from here is in the logs of its nodes and of its API server alone."""
 
 
 def program_of(settings: CommandSettings) -> tuple[str, ...]:

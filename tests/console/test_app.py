@@ -21,6 +21,7 @@ class Counter:
 
     def __init__(self) -> None:
         self.here, self.done = 3, 0
+        self.fails: DelayError | None = None
         self.shown: list[PageView] = []
         drop = ConsoleAction("drop", "Drop", self._plan, self._run)
         self.page = ConsolePage("things", "Things", "/things", "error.html", self._show, (drop,))
@@ -34,6 +35,8 @@ class Counter:
         return ActionPlan(f"Drop {text}?", self.here, view.visitor.command("drop", text), [("What", text)])
 
     async def _run(self, view: PageView, plan: ActionPlan) -> ActionResult:
+        if self.fails is not None:
+            raise self.fails
         self.done += plan.count
         return ActionResult(f"Dropped {plan.count}.", [("What", view.form.text("what"))])
 
@@ -128,6 +131,9 @@ def test_a_change_is_asked_first_and_done_when_confirmed() -> None:
         done = await console.post("/things/drop", {"what": "it", "confirmed": "3"})
         assert "Dropped 3." in done.visible
         assert counter.done == 3
+        (said,) = console.audited
+        assert (said["event"], said["log"], said["principal"]) == ("audit-console", "audit", "you")
+        assert (said["operation"], said["resource"], said["why"]) == ("things drop", "delayctl drop it", "Dropped 3.")
 
     tried(test, allow_changes=True)
 
@@ -153,6 +159,7 @@ def test_a_read_only_console_shows_the_command_and_changes_nothing() -> None:
         assert 'name="confirmed"' not in asked.text
         refused = await console.post("/things/drop", {"what": "it", "confirmed": "3"})
         assert (refused.status, counter.done) == (403, 0)
+        assert console.audited == []
 
     tried(test)
 
@@ -251,3 +258,15 @@ def test_the_port_that_browsers_leave_out_is_left_out() -> None:
                 own.check_origin(other, "same-origin")
     with pytest.raises(RequestRefused):
         OwnOrigins.of(["http://127.0.0.1:443"]).check_host("127.0.0.1")
+
+
+def test_a_change_that_fails_is_in_the_audit_log_too() -> None:
+    async def test(console: MadeConsole, counter: Counter) -> None:
+        counter.fails = Unavailable("n1 has gone", code="UNAVAILABLE")
+        failed = await console.post("/things/drop", {"what": "it" * 400, "confirmed": "3"})
+        assert failed.status == 503
+        (said,) = console.audited
+        assert said["why"] == "failed, or in part: n1 has gone (UNAVAILABLE)"
+        assert len(str(said["resource"])) == 500, "a command of 500 handles has thousands"
+
+    tried(test, allow_changes=True)

@@ -81,7 +81,8 @@ async def world() -> AsyncIterator[World]:
         flow = OidcFlow(OidcClient(provider.issuer, CLIENT, ca=provider.ca_pem))
         sign_in = ClusterSignIn(nodes, Sessions(), kubernetes=False, oidc=flow)
         page = ConsolePage("hello", "Hello", "/hello", "error.html", shown)
-        app = ConsoleApp(sign_in, OwnHosts(frozenset({HOST})), [page], allow_changes=False, cluster="c")
+        own = OwnHosts(frozenset({HOST}))
+        app = ConsoleApp(sign_in, own, [page], allow_changes=False, cluster="c", audit=lambda _: None)
         async with TestServer(app.application()) as server, ClientSession() as session:
             yield World(provider, nodes, session, str(server.make_url("")).rstrip("/"))
 

@@ -1,4 +1,4 @@
-"""The audit log: who administered what, and who was refused what, as the nodes have logged it."""
+"""The audit log: who administered what, and who was refused what, as nodes and consoles have logged it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ EVENTS: Final = {
     "audit-administered": "administered",
     "audit-refused": "refused",
     "audit-would-refuse": "would be refused",
+    "audit-console": "done by the console",
 }
 
 

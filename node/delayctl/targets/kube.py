@@ -92,9 +92,9 @@ class KubeAccess:
     def close(self) -> None:
         self.client.close()
 
-    def pods(self) -> list[Pod]:
-        """The cluster's node pods, by name; none when there are none. Raises KubeError."""
-        wanted = f"{CLUSTER_LABEL}={self.cluster},app.kubernetes.io/component=node"
+    def pods(self, component: str = "node") -> list[Pod]:
+        """The cluster's pods of a kind, by name; none when there are none. Raises KubeError."""
+        wanted = f"{CLUSTER_LABEL}={self.cluster},app.kubernetes.io/component={component}"
         with _translated("list pods", self):
             path = f"/api/v1/namespaces/{self.namespace}/pods"
             found = self.client.get(path, {"labelSelector": wanted}, READ_S)["items"]
@@ -143,9 +143,9 @@ class KubeAccess:
         with _translated(f"list {plural}", self):
             return list(self.client.get(self._path(plural), {}, READ_S)["items"])
 
-    def log_lines(self, pod: str, lines: int) -> list[str]:
-        """The last of what a node's container has written. Raises KubeError."""
-        query = urlencode({"container": "node", "tailLines": lines, "limitBytes": lines * 1_000})
+    def log_lines(self, pod: str, lines: int, container: str = "node") -> list[str]:
+        """The last of what a container has written. Raises KubeError."""
+        query = urlencode({"container": container, "tailLines": lines, "limitBytes": lines * 1_000})
         with _translated("get pods/log", self):
             answer = self.client.request("GET", f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log?{query}",
                                          read_s=READ_S, accept="*/*")  # fmt: skip

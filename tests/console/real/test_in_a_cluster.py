@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from http.client import HTTPConnection, RemoteDisconnected
+from pathlib import Path
 
 import pytest
 from delayclient import Tls
@@ -14,7 +15,8 @@ from delayconsole.cluster_sign_in import COOKIE
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.console.support.cluster_console import KUBE_TOKEN, ClusterConsole, TokenServer, cluster_console
+from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser
+from tests.console.support.cluster_console import ACCOUNT, KUBE_TOKEN, ClusterConsole, TokenServer, cluster_console
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,18 @@ def console(
     assert secured.keys is not None
     directory = tmp_path_factory.mktemp("console")
     with cluster_console(secured.keys.directory, secured.endpoints[0], kubernetes, directory) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def changing(
+    secured: LocalCluster, kubernetes: TokenServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterConsole]:
+    """One that may change things."""
+    assert secured.keys is not None
+    directory = tmp_path_factory.mktemp("changing")
+    options = secured.keys.directory, secured.endpoints[0], kubernetes, directory, "--allow-changes"
+    with cluster_console(*options) as made:
         yield made
 
 
@@ -202,3 +216,55 @@ def test_it_only_looks_unless_it_is_let(console: ClusterConsole, secured: LocalC
         assert "schedules trigger orders s" in asked.visible, "the command that does it"
         assert console.ask("/schedules/one/trigger", {**fields, "confirmed": "1"}, cookie).status == 403
         assert admin.schedules.get("orders", "s").fired == 0
+
+
+def test_who_changed_what_by_it_is_in_the_audit_logs_and_on_the_page(
+    changing: ClusterConsole, secured: LocalCluster, kubernetes: TokenServer, node_token: str
+) -> None:
+    assert secured.keys is not None
+    with Admin(secured.endpoints[0], tls=Tls(ca=secured.keys.ca, server_name="localhost"), token=node_token) as admin:
+        admin.schedules.put(Schedule("orders", "audited", b"x", cron=["0 9 * * *"]))
+    cookie = with_kubernetes(changing)
+    fields = {"topic": "orders", "id": "audited"}
+    fields["csrf"] = changing.ask("/schedules/one?topic=orders&id=audited", cookie=cookie).csrf
+    done = changing.ask("/schedules/one/trigger", {**fields, "confirmed": "1"}, cookie)
+    assert "has fired" in done.visible
+    kubernetes.logs = {
+        "node": {"orders-0": (secured.data / "logs/n0.log").read_text()},
+        "console": {"orders-console-7": "".join(changing.log)},
+    }
+    try:
+        page = changing.ask("/audit?text=trigger", cookie=cookie)
+    finally:
+        kubernetes.logs = None
+    assert page.status == 200
+    by_node = "administered token:admin Produce: TriggerSchedule topic 'orders'"
+    assert by_node in page.visible, "as the node knows the visitor"
+    by_console = f"done by the console {ACCOUNT} schedule trigger delayctl --kube shop/orders"
+    assert by_console in page.visible, "and as Kubernetes does"
+    assert "schedules trigger orders audited" in page.visible
+    assert "orders-console-7" in page.visible
+    assert node_token not in "".join(changing.log)
+    assert KUBE_TOKEN not in "".join(changing.log)
+
+
+@needs_browser()
+def test_a_browser_signs_in_and_out(changing: ClusterConsole, node_token: str, pictures: Path) -> None:
+    with chromium() as browser:
+        window = ConsoleBrowser(browser, changing.origin, pictures, ignore_https_errors=True)
+        window.errors.clear()  # the browser's own line about the status, 401
+        window.check("sign-in")
+        form = window.page.locator("form", has_text="With a token for the nodes")
+        form.locator("input[name=token]").fill("guessed")
+        form.locator("button").click()
+        assert "the nodes do not know this token" in window.text()
+        window.errors.clear()
+        window.check("sign-in-refused")
+        form.locator("input[name=token]").fill(node_token)
+        form.locator("button").click()
+        assert "messages wait" in window.text()
+        assert "token:admin" in window.page.inner_text("header")
+        window.check("signed-in")
+        window.page.click("text=Sign out")
+        assert "Sign in" in window.text()
+        window.close()

@@ -16,7 +16,7 @@ from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import trustme
 
@@ -26,11 +26,15 @@ ACCOUNT = "system:serviceaccount:shop:ops"
 
 
 class TokenServer:
-    """Knows KUBE_TOKEN as ACCOUNT, and gives it `node_token` for the nodes. asked: (method, path, token shown)."""
+    """Knows KUBE_TOKEN as ACCOUNT, and gives it `node_token` for the nodes. asked: (method, path, token shown).
+
+    logs: by component, pod and what it has written; None: nobody may list pods.
+    """
 
     def __init__(self, node_token: str, directory: Path) -> None:
         self.asked: list[tuple[str, str, str]] = []
         self.sinks: list[dict[str, Any]] = []
+        self.logs: dict[str, dict[str, str]] | None = None
         ca = trustme.CA()
         ca.cert_pem.write_to_path(directory / "kubernetes.crt")
         self.ca = directory / "kubernetes.crt"
@@ -42,10 +46,11 @@ class TokenServer:
             def answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 shown = (self.headers["Authorization"] or "").removeprefix("Bearer ")
-                path = self.path.partition("?")[0]
+                path, _, query = self.path.partition("?")
                 outer.asked.append((self.command, path, shown))
-                status, found = outer.found(path, node_token) if shown == KUBE_TOKEN else (401, {"message": "who?"})
-                data = json.dumps(found).encode()
+                known = shown == KUBE_TOKEN
+                status, found = outer.found(path, query, node_token) if known else (401, {"message": "who?"})
+                data = (found if isinstance(found, str) else json.dumps(found)).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -61,13 +66,20 @@ class TokenServer:
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def found(self, path: str, node_token: str) -> tuple[int, Any]:
+    def found(self, path: str, query: str, node_token: str) -> tuple[int, Any]:
         if path.endswith("/selfsubjectreviews"):
             return 201, {"status": {"userInfo": {"username": ACCOUNT}}}
         if path == "/api/v1/namespaces/shop/serviceaccounts/ops/token":
             return 201, {"status": {"token": node_token}}
         if path.endswith("/delaysinks"):
             return 200, {"items": self.sinks}
+        asked = dict(parse_qsl(query))
+        kind = asked.get("labelSelector", "").rpartition("app.kubernetes.io/component=")[2] or asked.get("container")
+        logs = None if self.logs is None or kind is None else self.logs.get(kind, {})
+        if path == "/api/v1/namespaces/shop/pods" and logs is not None:
+            return 200, {"items": [{"metadata": {"name": name}} for name in logs]}
+        if path.endswith("/log") and logs is not None:
+            return 200, logs[path.split("/")[-2]]
         return 403, {"message": "not yours"}
 
     def close(self) -> None:
@@ -100,8 +112,9 @@ class Answer:
 class ClusterConsole:
     """Asked as a browser asks that came by a port-forward, unless the test says otherwise."""
 
-    def __init__(self, port: int, ca: Path) -> None:
-        self.port, self.origin = port, f"https://localhost:{port}"
+    def __init__(self, port: int, ca: Path, log: list[str]) -> None:
+        """log: what it has written, line by line."""
+        self.port, self.origin, self.log = port, f"https://localhost:{port}", log
         self._context = ssl.create_default_context(cafile=str(ca))
 
     def ask(
@@ -155,8 +168,9 @@ def cluster_console(
                 break
         watchdog.cancel()
         assert "console-listening" in "".join(lines), f"it has not started: {''.join(lines)}"
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield ClusterConsole(int(json.loads(lines[-1])["port"]), security / "ca.crt")
+        port = int(json.loads(lines[-1])["port"])
+        threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True).start()
+        yield ClusterConsole(port, security / "ca.crt", lines)
     finally:
         watchdog.cancel()
         process.terminate()

@@ -35,9 +35,12 @@ class Answer:
 class MadeConsole:
     """Reached by requests that say that they go to HOST, whatever port the server has."""
 
-    def __init__(self, session: ClientSession, url: str, sign_in: LocalSignIn, key: SessionKey) -> None:
+    def __init__(
+        self, session: ClientSession, url: str, sign_in: LocalSignIn, key: SessionKey, audited: list[Any]
+    ) -> None:
+        """audited: events of its audit log, as they come."""
         self._session, self._url = session, url
-        self.sign_in, self.key = sign_in, key
+        self.sign_in, self.key, self.audited = sign_in, key, audited
         self.cookie = f"delayconsole-7180={key.cookie}"
 
     async def ask(self, path: str, method: str = "GET", data: Any = None, **headers: str | None) -> Answer:
@@ -59,10 +62,12 @@ class MadeConsole:
 
 @asynccontextmanager
 async def made_console(
-    pages: Sequence[ConsolePage], *, admin: Any = None, allow_changes: bool = False
+    pages: Sequence[ConsolePage], *, admin: Any = None, allow_changes: bool = False, objects: Any = None
 ) -> AsyncIterator[MadeConsole]:
     key = SessionKey()
-    sign_in = LocalSignIn(Visitor(key, admin, "you"), 7180)
-    app = ConsoleApp(sign_in, OwnOrigins.of([ORIGIN]), pages, allow_changes=allow_changes, cluster="c1")
+    sign_in = LocalSignIn(Visitor(key, admin, "you", objects=objects), 7180)
+    audited: list[Mapping[str, object]] = []
+    own = OwnOrigins.of([ORIGIN])
+    app = ConsoleApp(sign_in, own, pages, allow_changes=allow_changes, cluster="c1", audit=audited.append)
     async with TestServer(app.application()) as server, ClientSession() as session:
-        yield MadeConsole(session, str(server.make_url("")).rstrip("/"), sign_in, key)
+        yield MadeConsole(session, str(server.make_url("")).rstrip("/"), sign_in, key, audited)
