@@ -23,7 +23,6 @@ from delayconsole.visitor import SignIn, Visitor
 MAX_FORM_BYTES: Final = 1 << 20
 PAGE_S: Final = 15.0
 """A page that has not all its answers by then is an error; what it asks nodes has shorter limits of its own."""
-ACTION_S: Final = 60.0
 HEALTH: Final = "/healthz"
 STATIC: Final = ("static", "vendor")
 
@@ -145,7 +144,7 @@ class ConsoleApp:
     def _action_handler(self, page: ConsolePage, action: ConsoleAction) -> Handler:
         async def posted(request: web.Request) -> web.StreamResponse:
             view = self._view(request, await request.post())
-            async with asyncio.timeout(ACTION_S):
+            async with asyncio.timeout(action.limit_s):
                 plan = await action.plan(view)
                 confirmed = view.form.text("confirmed")
                 context = {"view": view, "page": page, "action": action, "plan": plan, "before": confirmed}

@@ -122,12 +122,14 @@ class ActionResult:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleAction:
-    """Something that changes the cluster. name: the last part of its path. title: its button's text."""
+    """Something that changes the cluster. name: the last part of its path. title: its button's text. limit_s: it may
+    take so long."""
 
     name: str
     title: str
     plan: Callable[[PageView], Awaitable[ActionPlan]]
     run: Callable[[PageView, ActionPlan], Awaitable[ActionResult]]
+    limit_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

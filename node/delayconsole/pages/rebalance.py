@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SLOT_MS: Final = 5 * MINUTE_MS
 SPAN_MS: Final = DAY_MS
+PROPOSE_S: Final = 300.0
+"""On one's own machine Spark starts in the console's process."""
 CELLS: Final = 96
 """Of a strip: each shows the highest of its slots."""
 
@@ -190,7 +192,7 @@ async def run_propose(view: PageView, plan: ActionPlan) -> ActionResult:
 
 APPROVE_PLAN: Final = ConsoleAction("approve", "Approve", plan_approve, run_approve)
 STOP: Final = ConsoleAction("stop", "Stop", plan_stop, run_stop)
-PROPOSE: Final = ConsoleAction("propose", "Propose a plan", plan_propose, run_propose)
+PROPOSE: Final = ConsoleAction("propose", "Propose a plan", plan_propose, run_propose, PROPOSE_S)
 PAGE: Final = ConsolePage(
     "rebalance", "Rebalance", "/rebalance", "rebalance.html", show, actions=(APPROVE_PLAN, STOP, PROPOSE)
 )
