@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from delayoperator.kube import sinks
-from delayoperator.resources.sink import FILE, PORT, selector
+from delayoperator.resources.names import SINK_PORT
+from delayoperator.resources.sink import FILE, selector
 from delaysink.settings import read_document
 
 from tests.kube import fakekinds
@@ -66,7 +67,7 @@ def reporting(ip: str, report: Json) -> Iterator[Json]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer((ip, PORT), Handler)
+    server = ThreadingHTTPServer((ip, SINK_PORT), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

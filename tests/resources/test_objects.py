@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from delayoperator.resources import ClusterView, build, foreign, grown
+from delayoperator.resources.sink import SinkView, sink_objects
 from delayoperator.resources.view import NetworkAccess, VolumeRequest
 from delayregistry.codec import from_json
 from delayregistry.model import ClusterSpec
@@ -195,7 +196,8 @@ def test_what_an_orphaning_deletion_left_behind_is_taken_over() -> None:
 def test_the_peer_port_is_the_nodes_and_nobody_is_not_everybody() -> None:
     def rules(access: NetworkAccess | None) -> list[tuple[list[int], int | None]]:
         """The ports of each rule, and how many peers it has; None: everybody."""
-        found = [it for it in build(replace(PRODUCTION, network=access)) if it["kind"] == "NetworkPolicy"]
+        made = build(replace(PRODUCTION, network=access))
+        found = [it for it in made if (it["kind"], it["metadata"]["name"]) == ("NetworkPolicy", "payments-nodes")]
         return [
             ([port["port"] for port in rule["ports"]], len(rule["from"]) if "from" in rule else None)
             for item in found
@@ -209,3 +211,24 @@ def test_the_peer_port_is_the_nodes_and_nobody_is_not_everybody() -> None:
     labels = stateful_set(PRODUCTION)["spec"]["template"]["metadata"]["labels"]
     for selector in (nodes["podSelector"], nodes["ingress"][0]["from"][0]["podSelector"]):
         assert selector["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    ("access", "peers"),
+    [
+        (NetworkAccess(clients=({"podSelector": {}},)), None),
+        (NetworkAccess(monitoring=()), 1),
+        (NetworkAccess(monitoring=({"namespaceSelector": {}},)), 2),
+    ],
+)
+def test_the_port_of_a_sink_is_for_the_operator_and_who_reads_metrics(access: NetworkAccess, peers: int | None) -> None:
+    """peers: that reach it; None: everybody."""
+    found = one(build(replace(PRODUCTION, network=access)), "NetworkPolicy", "payments-sinks")["spec"]
+    (rule,) = found["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [7180]
+    assert (None if "from" not in rule else len(rule["from"])) == peers
+    sink = SinkView("hooks", "1", {}, (), 15, 1)
+    (pod,) = (it["spec"]["template"] for it in sink_objects(PRODUCTION, sink) if it["kind"] == "Deployment")
+    assert found["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    alone = one(build(replace(PRODUCTION, network=access, operator_namespace="")), "NetworkPolicy", "payments-sinks")
+    assert ("ingress" in alone["spec"] and bool(alone["spec"]["ingress"])) is (access.monitoring != ())

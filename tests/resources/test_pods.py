@@ -129,7 +129,7 @@ def test_metrics_have_a_port_of_their_own_where_they_are_secured(monkeypatch: py
     assert {"name": "metrics", "containerPort": 7171, "protocol": "TCP"} in container(view)["ports"]
     (endpoint,) = one(build(view), "PodMonitor")["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["scheme"], endpoint["interval"]) == ("metrics", "https", "15s")
-    *_, monitoring = one(build(view), "NetworkPolicy")["spec"]["ingress"]
+    *_, monitoring = one(build(view), "NetworkPolicy", "payments-nodes")["spec"]["ingress"]
     assert [port["port"] for port in monitoring["ports"]] == [7170, 7171]
     assert parsed(PRODUCTION).metrics_listener is None
     (plain,) = one(build(PRODUCTION), "PodMonitor")["spec"]["podMetricsEndpoints"]

@@ -270,7 +270,7 @@ class NetworkPeer(Model):
 
 
 class NetworkPolicyModel(Model):
-    """Who reaches the nodes' ports. Replication and heartbeats (7270) are the nodes' alone."""
+    """Who reaches the ports of nodes, sinks and the console. Replication and heartbeats (7270) are the nodes' alone."""
 
     clients: list[NetworkPeer] | None = Field(
         None,
@@ -283,7 +283,8 @@ class NetworkPolicyModel(Model):
     monitoring: list[NetworkPeer] | None = Field(
         None,
         max_length=64,
-        description="Who reaches health and metrics (7170), beside the kubelet. Absent: everybody.",
+        description="Who reaches health and metrics of nodes (7170) and of sinks (7180), beside the kubelet and, of "
+        "sinks, the operator. Absent: everybody.",
         json_schema_extra=ATOMIC,
     )
     console: list[NetworkPeer] | None = Field(

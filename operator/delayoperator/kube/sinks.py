@@ -20,8 +20,8 @@ from delayoperator.kube.apply import problem, version_of
 from delayoperator.kube.caches import HeldObjects
 from delayoperator.kube.kinds import CONFIG_MAP, DELAY_SINK, DEPLOYMENT, POD, SERVICE_ACCOUNT, ObjectKind
 from delayoperator.kube.referring import ReferringObjects, present
-from delayoperator.resources import differences
-from delayoperator.resources.sink import PORT, SINK_LABEL, SinkView, object_name, selector, sink_objects
+from delayoperator.resources import differences, names
+from delayoperator.resources.sink import SINK_LABEL, SinkView, object_name, selector, sink_objects
 from delayoperator.resources.view import ClusterView
 
 MADE: Final = (CONFIG_MAP, SERVICE_ACCOUNT, DEPLOYMENT)
@@ -226,7 +226,7 @@ def ask_pod(ip: str) -> Mapping[str, Any] | None:
     """The report of a sink's pod: bounded in time and size, whatever answers there."""
     try:
         with urllib3.PoolManager(retries=False, timeout=ANSWER_S) as pool:
-            url = f"http://{address.join(ip, PORT)}/status"
+            url = f"http://{address.join(ip, names.SINK_PORT)}/status"
             answer = pool.request("GET", url, redirect=False, preload_content=False)
             found = json.loads(answer.read(MAX_REPORT_BYTES))
     except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError):

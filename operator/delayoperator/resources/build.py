@@ -31,7 +31,7 @@ def build(view: ClusterView, live_set: Json | None = None, *, bare_service: bool
         services.client_service(view),
         *([services.bare_client_service(view)] if bare_service else []),
         services.disruption_budget(view),
-        *([network.network_policy(view, view.network)] if view.network is not None else []),
+        *(network.network_policies(view, view.network) if view.network is not None else ()),
         stateful_set(view, live_set),
         *([settings.pod_monitor(view)] if view.pod_monitor else []),
         *console.console_objects(view),

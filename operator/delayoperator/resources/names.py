@@ -26,6 +26,7 @@ HTTP_PORT = 7170
 METRICS_PORT = 7171  # where /metrics has a port of its own
 PEER_PORT = 7270  # TCP: shipping, UDP: heartbeats
 TOKENS_PORT, MTLS_PORT, INTERNAL_PORT = 7071, 7072, 7073  # gRPC by TLS: delaynode.listener_options
+SINK_PORT = 7180  # of a sink's pod: health, metrics, and what it says of itself
 HTTP_TOKENS_PORT, HTTP_MTLS_PORT = 7081, 7082  # MessageService over HTTP by TLS; in plain text it is at HTTP_PORT
 
 
@@ -41,6 +42,10 @@ def headless_service(cluster: str) -> str:
 def network_policy(cluster: str) -> str:
     """Not the bare name, by which people were told to make one of their own."""
     return f"{cluster}-nodes"
+
+
+def sink_network_policy(cluster: str) -> str:
+    return f"{cluster}-sinks"
 
 
 def node_account(cluster: str) -> str:

@@ -1,4 +1,4 @@
-"""Which pods reach the nodes: a NetworkPolicy, where the DelayCluster asks for one."""
+"""Which pods reach the nodes, and the sinks: NetworkPolicies, where the DelayCluster asks for them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from delayoperator.resources import names, tls
 from delayoperator.resources.view import ClusterView, Json, NetworkAccess
 
 
-def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
+def network_policies(view: ClusterView, access: NetworkAccess) -> tuple[Json, Json]:
     """What no rule names comes from nobody. The kubelet's probes come from the pod's own machine, which Kubernetes
     always lets in."""
     nodes = {"podSelector": {"matchLabels": names.selector(view.name)}}
-    ours = [nodes, {"podSelector": names.client_pods(view.name)}]
-    if view.operator_namespace:
-        ours.append(_operator_in(view.operator_namespace))
+    operator = [_operator_in(view.operator_namespace)] if view.operator_namespace else []
+    ours = [nodes, {"podSelector": names.client_pods(view.name)}, *operator]
     secured = bool(view.metrics_authentication)
     clients = None if access.clients is None else [*ours, *access.clients]
     ingress = [
@@ -23,15 +22,20 @@ def network_policy(view: ClusterView, access: NetworkAccess) -> Json:
         *_unless_nobody(clients, *(number for _, number in tls.client_ports(view.tls))),
         *_unless_nobody(access.monitoring, names.HTTP_PORT, *([names.METRICS_PORT] if secured else [])),
     ]
+    readers = None if access.monitoring is None else [*operator, *access.monitoring]
+    of_sinks = _unless_nobody(readers, names.SINK_PORT)
+    return (
+        _policy(view, names.network_policy(view.name), names.selector(view.name), ingress),
+        _policy(view, names.sink_network_policy(view.name), names.sink_selector(view.name), of_sinks),
+    )
+
+
+def _policy(view: ClusterView, name: str, pods: Json, ingress: Sequence[Json]) -> Json:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": names.metadata(view, names.network_policy(view.name)),
-        "spec": {
-            "podSelector": {"matchLabels": names.selector(view.name)},
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
-        },
+        "metadata": names.metadata(view, name),
+        "spec": {"podSelector": {"matchLabels": pods}, "policyTypes": ["Ingress"], "ingress": [*ingress]},
     }
 
 

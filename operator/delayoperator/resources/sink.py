@@ -18,7 +18,6 @@ from delayoperator.resources.view import ClusterView, Json
 
 CONTAINER = "sink"
 CONFIG, SECRETS, FILE = "/etc/delaysink/sink", "/etc/delaysink/secrets", "sink.json"
-PORT = 7180
 SINK_LABEL = names.PREFIX + "sink"
 DOCUMENT = names.PREFIX + "sink-document"
 """Annotation of the pods: a digest of what they read at their start."""
@@ -150,11 +149,11 @@ def _container(view: ClusterView, sink: SinkView) -> Json:
             f"--sink={CONFIG}/{FILE}",
             f"--secrets={SECRETS}",
             f"--endpoint={host}:{port}",
-            f"--listen=[::]:{PORT}",
+            f"--listen=[::]:{names.SINK_PORT}",
             *secured,
             *tls.token_args(view.tls),
         ],
-        "ports": [{"name": "status", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [{"name": "status", "containerPort": names.SINK_PORT, "protocol": "TCP"}],
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
