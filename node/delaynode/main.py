@@ -171,7 +171,7 @@ async def _serve_calls(
     users = UserConnections(
         node.security.rights, node.metrics, partial(_alive, config) if config.edge == "grpcio" else None
     )
-    callers = Callers(node.security.identities(), listeners, users)
+    callers = Callers(node.security.identities(), listeners, users, node.clock.now_ms)
     edge = _edge(node, rows, services, listeners, callers)
     door.open(doors.messages.methods())
     ports = [

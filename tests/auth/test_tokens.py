@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from delaynode.auth.identity import Identity, IdentityKind
+from delaynode.auth.identity import Identity, IdentityKind, NoIdentities
 from delaynode.auth.tokens import (
     LEEWAY_SECONDS,
     MAX_GROUPS,
@@ -22,6 +22,8 @@ from delaynode.auth.tokens import (
     TokenVerifier,
     bearer,
 )
+from delaynode.clock import GuardedClock
+from delaynode.server.callers import Callers, Said
 from delaynode.store.errors import Refused
 from delayregistry.security import SecuritySpec, StaticToken, Verification
 
@@ -301,13 +303,43 @@ def test_a_known_token_is_verified_once_until_the_document_changes() -> None:
 def test_a_known_token_is_looked_at_again_when_it_expires() -> None:
     async def run() -> None:
         wall = [time.time() * 1_000]
-        verifier = TokenVerifier(wall_ms=lambda: int(wall[0]))
+        verifier = TokenVerifier(now_ms=lambda: int(wall[0]))
         verifier.apply(document(accounts()))
         sent = token(exp=time.time() + 100)
         first = await verifier.verify(sent)
         assert await verifier.verify(sent) is first
         wall[0] += (101 + LEEWAY_SECONDS) * 1_000
-        assert await verifier.verify(sent) is not first
+        with pytest.raises(TokenRefused, match="the token has expired at"):
+            await verifier.verify(sent)
+        verifier.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_clock_that_is_set_an_hour_ahead_ends_no_token(known: bool) -> None:
+    """The node does not believe it, and its tokens go by what it believes: it would refuse all clients else."""
+
+    async def run() -> None:
+        wall, boot = [time.time_ns() // 1_000_000], 7_000_000
+        clock = GuardedClock(wall=lambda: wall[0], boot=lambda: boot)
+        verifier = TokenVerifier(now_ms=clock.now_ms)
+        verifier.apply(document(accounts()))
+
+        class Verified(NoIdentities):
+            async def resolve(self, *said: object) -> Identity:
+                return await verifier.verify(str(said[2]))
+
+        callers = Callers(Verified(), [], now_ms=clock.now_ms)
+        shown = Said((), token(exp=time.time() + 600, nbf=time.time() - 1), None)
+        if known:
+            await callers.find_kept("tokens", "peer", shown)
+        wall[0] += 3_600_000
+        caller = await callers.find_kept("tokens", "peer", shown)
+        assert clock.disbelieved_ms > 3_500_000
+        left = caller.seconds_left()
+        assert left is not None
+        assert 500 < left < 700
         verifier.close()
 
     asyncio.run(run())

@@ -15,6 +15,7 @@ from delaynode.auth.identity import Authentication, Identities, Identity
 from delaynode.auth.key_sources import ApiServer
 from delaynode.auth.rights import AccessQuestion, Denial, Rights
 from delaynode.auth.tokens import TokenVerifier
+from delaynode.clock import wall_ms
 from delaynode.metrics import NodeMetrics
 from delaynode.store.log.files import Files
 
@@ -31,7 +32,7 @@ class RunBlocking(Protocol):
 class NodeSecurity:
     """Owned by the event loop. listeners: how each learns who calls; without any that does, a node follows no document
     and allows everything. peers, api: see ListenerIdentities, TokenVerifier. audit: where that log goes. of_metrics:
-    the listener of metrics alone, if any: for its sake no client waits for a document.
+    the listener of metrics alone, if any: for its sake no client waits for a document. now_ms: by which tokens expire.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class NodeSecurity:
         peers: Callable[[], str] = lambda: "",
         api: ApiServer | None = None,
         of_metrics: Mapping[str, Authentication] = MappingProxyType({}),
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._metrics, self._listeners, self._peers, self._api = metrics, {**listeners, **of_metrics}, peers, api
         self.followed = not CLIENTS.isdisjoint(self._listeners.values())
         self.audit = AuditLog(audit)
         self.rights = Rights(closed=not CLIENTS.isdisjoint(listeners.values()), told=self._denied)
-        self._tokens = TokenVerifier(api, log)
+        self._tokens = TokenVerifier(api, log, now_ms)
         self.document = SecurityDocument(data, log, self._apply)
 
     def identities(self) -> Identities:

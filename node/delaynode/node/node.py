@@ -80,7 +80,15 @@ class Node:
         metrics = config.metrics_listener
         of_metrics = {} if metrics is None else {metrics.name: Authentication(metrics.authentication)}
         self.security = NodeSecurity(
-            config.data, self.metrics, log, audit or log, authentication, self.certificates.cluster_uri, api, of_metrics
+            config.data,
+            self.metrics,
+            log,
+            audit or log,
+            authentication,
+            self.certificates.cluster_uri,
+            api,
+            of_metrics,
+            lambda: self.clock.now_ms(),  # which comes later
         )
         self._lock = lock_data(config.data)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
 from cryptography import x509
 
 from delaynode.auth.identity import Identities, Identity, IdentityKind, forwarded_caller
+from delaynode.clock import wall_ms
 from delaynode.server.listeners import Listener
 from delaynode.server.user_connections import UserConnections
 from delaynode.store.errors import Refused
@@ -25,15 +25,16 @@ MAX_KEPT = 20_000  # identities, of all connections
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """forwards: it is a node, which says itself whether it passes a call on."""
+    """forwards: it is a node, which says itself whether it passes a call on. now_ms: the node's clock."""
 
     identity: Identity
     forwards: bool = False
+    now_ms: Callable[[], int] = field(default=wall_ms, compare=False, repr=False)
 
     def seconds_left(self) -> float | None:
         """Until it has expired; None: it lasts as long as its connection."""
         expires_ms = self.identity.expires_ms
-        return None if expires_ms is None else expires_ms / 1_000 - time.time()
+        return None if expires_ms is None else (expires_ms - self.now_ms()) / 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,14 @@ class Callers:
     """Owned by the event loop."""
 
     def __init__(
-        self, identities: Identities, listeners: Sequence[Listener], connections: UserConnections | None = None
+        self,
+        identities: Identities,
+        listeners: Sequence[Listener],
+        connections: UserConnections | None = None,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        """connections: asked of each caller. None: nobody has a quota of them."""
-        self._identities, self._connections = identities, connections
+        """connections: asked of each caller; None: nobody has a quota of them. now_ms: by which callers expire."""
+        self._identities, self._connections, self._now_ms = identities, connections, now_ms
         self._peer_listeners = {one.name for one in listeners if one.config.authentication == "peer"}
         self._kept: OrderedDict[tuple[str, str, tuple[str, ...], bytes], Caller] = OrderedDict()
 
@@ -68,11 +73,11 @@ class Callers:
                 "NOT_SERVING", f"who calls was not found out within {RESOLVE_SECONDS:.0f} s", retry_after_ms=1_000
             ) from None
         if listener not in self._peer_listeners or found.kind is not IdentityKind.PEER:
-            return Caller(_same(found))
+            return Caller(_same(found), now_ms=self._now_ms)
         if said.principal is not None:
             found = forwarded_caller(found, unquote(said.principal))
-            return Caller(_same(found), forwards=True)
-        return Caller(_same(found), forwards=found.role == "node")
+            return Caller(_same(found), forwards=True, now_ms=self._now_ms)
+        return Caller(_same(found), forwards=found.role == "node", now_ms=self._now_ms)
 
     async def admit(self, caller: Caller, listener: str, peer: str) -> None:
         """Count the connection as the caller's. Raises Refused QUOTA."""

@@ -25,7 +25,8 @@ async def serve_metrics(node: Node) -> SecuredPort | None:
     listener = metrics_listener(node.config, node.certificates)
     if listener is None:
         return None
-    callers, all_metrics = Callers(node.security.identities(), [listener]), metrics_handler(node)
+    callers = Callers(node.security.identities(), [listener], now_ms=node.clock.now_ms)
+    all_metrics = metrics_handler(node)
 
     async def metrics(request: web.Request) -> web.Response:
         try:
