@@ -45,6 +45,7 @@ UNKNOWN_KEYS = 10_000
 TLS_PORTS = (*LISTENERS, "peer", HTTP)
 OLD = {"1.0": ssl.TLSVersion.TLSv1, "1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}
 CUT_SECONDS = 25.0  # a handshake has 10
+FLOOD = 600  # handshakes at once, of each port, that are never begun
 SLOW = 40  # clients at once that are slow, or never finish
 KEY_UPDATES, HANDSHAKES = 2_000, 300
 
@@ -56,6 +57,12 @@ ELSEWHERE = {
     "a stream whose token expires": "tests/serve/server/test_tokens_served.py",
     "certificates swapped for bad ones": "tests/serve/server/test_tls.py",
     "a DelayUser for a cluster that does not allow its namespace": "tests/crds/test_security_document.py",
+    "a page in a browser, by DNS rebinding": "tests/doors/rows/test_http.py",
+    "a group of one provider's tokens, named by another's": "tests/auth/test_rights.py",
+    "a consumer group whose name is an escape sequence": "tests/serve/server/test_bad_input.py",
+    "metrics on a port of their own, without rights": "tests/serve/server/test_metrics_port.py",
+    "the console: forged cookies, origins and hosts": "tests/console",
+    "a machine's clock that is an hour ahead": "tests/auth/test_tokens.py",
 }
 
 
@@ -257,6 +264,24 @@ def renegotiation(world: World) -> str:
         list(pool.map(shake, range(HANDSHAKES)))
     assert world.caller("super").may("QueryRoute")
     return f"TLS 1.3 has no renegotiation; cut after {sent} key updates; {HANDSHAKES} handshakes beside"
+
+
+@attack(f"{FLOOD:,} handshakes at once, at each port, that are never begun")
+def handshake_flood(world: World) -> str:
+    client = {"mtls": world.ca.issue("spiffe://example.org/mail"), "internal": world.peer_ca.issue(NODE),
+              "peer": world.peer_ca.issue(NODE)}  # fmt: skip
+    led, waits = world.led(), {}
+    for listener in TLS_PORTS:
+        with ExitStack() as stack:
+            for _ in range(FLOOD):
+                stack.enter_context(world.socket(listener))
+            began = time.monotonic()
+            with world.handshake(listener, client=client.get(listener)) as good:
+                assert good.version() == "TLSv1.3", listener
+            waits[listener] = time.monotonic() - began
+            assert world.caller("super").may("QueryRoute")
+    assert world.led() == led
+    return "beside them one takes " + ", ".join(f"{waits[one]:.1f} s at {one}" for one in TLS_PORTS)
 
 
 class Slow:
