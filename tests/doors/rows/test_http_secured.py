@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import json
+import os
+import re
+import shutil
 import socket
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +29,7 @@ from delayregistry.security import (
     read_document,
 )
 
+from tests.chart.places import ROOT
 from tests.doors.support.asking import SERVICE, Asking, CallFailed, Node
 
 MOST = 3  # connections of a user
@@ -135,3 +141,14 @@ def test_plain_text_and_old_tls_get_nowhere(secured: LocalCluster) -> None:
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError):
         http.client.HTTPSConnection(host, int(port), timeout=10, context=old).connect()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl command; Debian has it in curl")
+def test_the_pages_curl_comes_in_by_tls_and_token(secured: LocalCluster) -> None:
+    text = (ROOT / "docs" / "http.md").read_text()
+    (command,) = re.findall(r"^curl --cacert .*$", text, re.MULTILINE)
+    call = f"""https://{secured.http_tokens[1]}{SERVICE}ListGroups -s --json '{{"topic": "t"}}'"""
+    typed = ["sh", "-c", command.removesuffix("...") + call]
+    environment = {**os.environ, "DIR": str(secured.data)}
+    ended = subprocess.run(typed, env=environment, capture_output=True, timeout=60, check=True)
+    assert "code" not in json.loads(ended.stdout)
