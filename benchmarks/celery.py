@@ -40,11 +40,18 @@ KILLED_TASKS, KILLED_AHEAD_S, KILLED_WAIT_S = 1_000, 20.0, 20.0
 START_S = 8.0  # of a worker
 QUIET_S = 5.0  # before the eta: nothing is sent any more
 
-app = Celery("bench", broker=os.environ.get("BROKER"))
-app.conf.update(
-    task_ignore_result=True, broker_connection_retry_on_startup=True,
-    broker_transport_options={"confirm_publish": True},  # RabbitMQ: a task is sent once the broker has it
-)  # fmt: skip
+
+def application(broker: str | None) -> Celery:
+    """One for each broker: its connections are kept in pools."""
+    made = Celery("bench", broker=broker)
+    made.conf.update(
+        task_ignore_result=True, broker_connection_retry_on_startup=True,
+        broker_transport_options={"confirm_publish": True},  # RabbitMQ: a task is sent once the broker has it
+    )  # fmt: skip
+    return made
+
+
+app = application(os.environ.get("BROKER"))
 
 
 @app.task(name="note")
@@ -139,14 +146,14 @@ def worker(broker: str, late: Path) -> Iterator[int]:
         process.wait()
 
 
-def send(tasks: int, due_s: float, threads: int) -> tuple[int, float]:
+def send(sender: Celery, tasks: int, due_s: float, threads: int) -> tuple[int, float]:
     """How many tasks were sent before it was too late for their eta, and how long that took, s."""
 
     def send_some(share: int) -> int:
         for sent in range(share):
             if time.time() > due_s - QUIET_S:
                 return sent
-            note.apply_async((due_s,), countdown=due_s - time.time())
+            sender.send_task("note", (due_s,), countdown=due_s - time.time())
         return share
 
     begun_s = time.monotonic()
@@ -178,11 +185,11 @@ def described(found: NDArray[np.float64], tasks: int) -> str:
 
 def measure(name: str, wanted: int, ahead_s: float, within_s: float, threads: int, scratch: Path) -> None:
     with BROKERS[name](scratch) as broker:
-        app.conf.broker_url = broker
+        sender = application(broker)
         (late := scratch / "late").touch()
         with worker(broker, late) as pid:
             idle, due_s = held_bytes(pid), time.time() + ahead_s
-            tasks, sent_s = send(wanted, due_s, threads)
+            tasks, sent_s = send(sender, wanted, due_s, threads)
             time.sleep(max(0.0, due_s - 4 - time.time()))
             waiting = held_bytes(pid)
             found = late_ms(late, tasks, due_s - time.time() + within_s)
@@ -194,7 +201,7 @@ def measure(name: str, wanted: int, ahead_s: float, within_s: float, threads: in
         (killed := scratch / "killed").touch()
         with worker(broker, killed):
             due_s = time.time() + KILLED_AHEAD_S
-            tasks, _ = send(KILLED_TASKS, due_s, threads)
+            tasks, _ = send(sender, KILLED_TASKS, due_s, threads)
             time.sleep(max(0.0, due_s - 10 - time.time()))
         with worker(broker, killed):
             found = late_ms(killed, tasks, due_s - time.time() + KILLED_WAIT_S)
