@@ -6,16 +6,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from delaylocal import LocalCluster
+from delaynode.config import EDGE_VARIABLE
 from delayregistry.model import TopicSpec
 
 from tests.doors.rocketmq.support.judges import Judge, wait
-from tests.doors.rocketmq.support.nodes import EVERYTHING
+from tests.doors.rocketmq.support.nodes import EVERYTHING, TRIED_EDGES
 from tests.doors.rocketmq.support.wire import now_ms
 
 Start = Callable[..., Judge]
@@ -40,6 +40,11 @@ class Sending:
                 self.refused += 1
             self.stored.append(body)
 
+    def wait_more(self, count: int) -> None:
+        """Until so many more are stored."""
+        wanted = len(self.stored) + count
+        wait(lambda: len(self.stored) >= wanted, f"{wanted} messages are stored", 300, lambda: f"{len(self.stored)}")
+
     def stop(self) -> None:
         self._ended.set()
         self._thread.join()
@@ -49,38 +54,46 @@ def lost(sending: Sending, consumers: list[Judge]) -> set[str]:
     return set(sending.stored) - {one.body for consumer in consumers for one in list(consumer.received)}
 
 
+@pytest.fixture(params=TRIED_EDGES, autouse=True)
+def edge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the nodes."""
+    monkeypatch.setenv(EDGE_VARIABLE, request.param)
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("language", ["java", "python", "node"] if EVERYTHING else ["python"])
 def test_nothing_is_lost_when_a_node_and_a_consumer_are_killed(tmp_path: Path, judge: Start, language: str) -> None:
     topics = [TopicSpec("t", 3, max_attempts=100)]
     with LocalCluster(tmp_path / "cluster", nodes=3, replicas=2, topics=topics, lease_seconds=2) as cluster:
-        cluster.wait_ready()
+        cluster.wait_ready(240)
         producer, *consumers = (judge(language, cluster.endpoints[0]) for _ in range(3))
         producer.ask("producer", "t")
         for one in consumers:
             one.ask("push", "t", "g", "*")
         sending = Sending(producer, "t")
-        time.sleep(2)
+        sending.wait_more(25)
         consumers[0].kill()
         os.kill(cluster.pids["n1"], signal.SIGKILL)
-        time.sleep(8)
+        sending.wait_more(200)
         sending.stop()
-        assert len(sending.stored) > 50
-        wait(lambda: not lost(sending, consumers), "all messages", 90, lambda: repr(lost(sending, consumers)))
+        wait(lambda: not lost(sending, consumers), "all messages", 300, lambda: repr(lost(sending, consumers)))
 
 
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_while_nodes_are_restarted_one_by_one(tmp_path: Path, judge: Start) -> None:
     topics = [TopicSpec("t", 3, max_attempts=100)]
     with LocalCluster(tmp_path / "cluster", nodes=3, replicas=2, topics=topics, lease_seconds=2) as cluster:
-        cluster.wait_ready()
+        cluster.wait_ready(240)
         producer, consumer = (judge("python", cluster.endpoints[0]) for _ in range(2))
         producer.ask("producer", "t")
         consumer.ask("push", "t", "g", "*")
         sending = Sending(producer, "t")
         for node in ("n0", "n1", "n2"):
+            sending.wait_more(25)
             pid = cluster.pids[node]
             os.kill(pid, signal.SIGTERM)
-            wait(lambda of=node, old=pid: cluster.pids.get(of) not in (None, old), f"{node} is back", 30)
-            cluster.wait_ready()
+            wait(lambda of=node, old=pid: cluster.pids.get(of) not in (None, old), f"{node} is back", 120)
+            cluster.wait_ready(240)
+        sending.wait_more(25)
         sending.stop()
-        assert len(sending.stored) > 50
-        wait(lambda: not lost(sending, [consumer]), "all messages", 90, lambda: repr(lost(sending, [consumer])))
+        wait(lambda: not lost(sending, [consumer]), "all messages", 300, lambda: repr(lost(sending, [consumer])))
