@@ -167,3 +167,11 @@ def decode_record(data: bytes | memoryview) -> delay_pb2.Message:
         return delay_pb2.Message.FromString(data)  # type: ignore[arg-type]  # takes any buffer
     except DecodeError as cause:
         raise WireError(f"a record of {len(data)} bytes is not a delay.v1.Message: {cause}") from None
+
+
+def shown_record(data: bytes | memoryview) -> delay_pb2.Message:
+    """For people: what a producer stored that is no message is shown as a body, and hides no others behind it."""
+    try:
+        return decode_record(data)
+    except WireError:
+        return delay_pb2.Message(body=bytes(data))

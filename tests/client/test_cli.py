@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from delayapi.handle import Handle
+from delayapi.proto.delay.v1.delay_pb2 import EnqueueRequest, Message
 from delayapi.slots import spread_slots
 from delayctl.cluster.wheel import column_edges
 from delayctl.main import main
@@ -63,6 +66,29 @@ def test_what_others_have_written_does_nothing_to_a_terminal(endpoint: str) -> N
         assert shown.exit_code == 0, shown.output
         assert not any(one in shown.output for one in "\x1b\x07\x9b"), arguments
         assert "[/]\\x1b]0;x\\x07\\x9b2J" in shown.output, arguments
+
+
+def test_what_is_no_message_is_shown_as_a_body_and_hides_no_other(endpoint: str) -> None:
+    good = Message(key="k", body=b"good").SerializeToString()
+    records = [b"\xff\xff wild", b"\x0a\x02\xff\xfe", good]
+    for due_ms in (0, int(time.time() * 1000) + 3_600_000):
+        request = EnqueueRequest(
+            topic="cli10", count=3, time=due_ms.to_bytes(8, "little") * 3, records=b"".join(records),
+            size=b"".join(len(one).to_bytes(4, "little") for one in records),
+            key_hash=zlib.crc32(b"k").to_bytes(4, "little") * 3,
+        )  # fmt: skip
+        with grpc.insecure_channel(endpoint) as channel:
+            channel.unary_unary("/delay.v1.DelayService/Enqueue")(request.SerializeToString(), timeout=20)
+    for arguments in (
+        ("pending", "cli10", "--bodies"),
+        ("consume", "cli10", "--group", "g", "--count", "3", "--timeout", "20"),
+    ):
+        found = lines(delayctl(*arguments, "--json", endpoint=endpoint))
+        assert len(found) == 3, arguments
+        assert {one["body"] for one in found} >= {"good"}
+    assert [one["body"] for one in lines(delayctl("pending", "cli10", "--key", "k", "--json", endpoint=endpoint))] == [
+        "good"
+    ]
 
 
 def test_unacknowledged_messages_come_again(endpoint: str) -> None:

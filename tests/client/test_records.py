@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.wirefields import WireError
-from delayclient.records import EncodedRecords, decode_record, encode_records, hash_text, record_head, record_tail
+from delayclient.records import (
+    EncodedRecords,
+    decode_record,
+    encode_records,
+    hash_text,
+    record_head,
+    record_tail,
+    shown_record,
+)  # fmt: skip
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,3 +86,4 @@ def test_lengths_that_disagree_are_refused() -> None:
 def test_record_that_is_no_message_is_refused() -> None:
     with pytest.raises(WireError, match=r"is not a delay\.v1\.Message"):
         decode_record(memoryview(b"\x0a\xff"))
+    assert shown_record(memoryview(b"\x0a\xff")) == delay_pb2.Message(body=b"\x0a\xff")

@@ -178,7 +178,7 @@ class Admin(ClusterUser):
         rows = pending_rows(topic, queue, batch)
         last = (rows[-1].due_ms, rows[-1].seq) if rows else after
         if key:  # a node of an older release answers with all
-            rows = [row for row in rows if row.decode().key == key]
+            rows = [row for row in rows if row.shown().key == key]
         return PendingPage(rows, batch.more and last != after, last)
 
     async def wheel(

@@ -15,7 +15,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayclient.records import decode_record
+from delayclient.records import decode_record, shown_record
 
 
 def column(data: bytes, dtype: str, n: int) -> NDArray[Any]:
@@ -113,6 +113,10 @@ class Pending:
     def decode(self) -> delay_pb2.Message:
         """Key, tag, properties, body and born_ms. Raises WireError."""
         return decode_record(self.record)
+
+    def shown(self) -> delay_pb2.Message:
+        """Likewise for people: what is no message is a body."""
+        return shown_record(self.record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
-from delayclient.records import decode_record
+from delayclient.records import decode_record, shown_record
 
 
 class Acknowledger(Protocol):
@@ -258,6 +258,10 @@ class ReceivedMessage:
         if record is None:
             record = self._record = decode_record(self._batch.record(self._row))
         return record
+
+    def shown(self) -> delay_pb2.Message:
+        """Likewise for people: what is no message is a body."""
+        return shown_record(self._batch.record(self._row))
 
     @property
     def body(self) -> bytes:

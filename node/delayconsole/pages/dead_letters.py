@@ -45,8 +45,14 @@ async def show_group(view: PageView) -> Mapping[str, Any]:
         "redriven": sum(it.redriven for it in states),
         "full": [it for it in states if it.dead_full],
         "rows": [
-            {"message": it, "place": f"{it.queue}:{it.offset}", "preview": preview(it.body), "size": len(it.body)}
-            for it in rows
+            {
+                "message": it,
+                "record": record,
+                "place": f"{it.queue}:{it.offset}",
+                "preview": preview(record.body),
+                "size": len(record.body),
+            }
+            for it, record in ((it, it.shown()) for it in rows)
         ],
         "first": at == (0, -1),
         "following": following,

@@ -116,7 +116,7 @@ async def find(admin: Admin, text: str) -> Pending:
 
 async def show_message(view: PageView) -> Mapping[str, Any]:
     row = await find(view.visitor.admin, view.query.text("handle"))
-    message: delay_pb2.Message = row.decode()
+    message: delay_pb2.Message = row.shown()
     body: BodyText = body_text(message.body)
     return {
         "row": row,
@@ -136,7 +136,7 @@ async def send_body(view: PageView) -> web.Response:
     row = await find(view.visitor.admin, view.query.text("handle"))
     name = f"{row.topic}-{row.queue}-{row.seq}.bin".replace('"', "_")
     return web.Response(
-        body=row.decode().body,
+        body=row.shown().body,
         content_type="application/octet-stream",
         headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )

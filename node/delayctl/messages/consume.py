@@ -71,6 +71,7 @@ def consume(
 
 
 def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
+    record = message.shown()
     if settings.as_json:
         put_json(
             {
@@ -79,17 +80,17 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
                 "seq": message.seq,
                 "due_ms": message.due_ms,
                 "received_ms": message.received_ms,
-                "key": message.key,
-                "tag": message.tag,
+                "key": record.key,
+                "tag": record.tag,
                 "attempt": message.attempt,
-                "body": text_of(message.body),
+                "body": text_of(record.body),
                 "handle": message.handle,
             }
         )
     else:
-        marks = "".join(f" {name}={text}" for name, text in (("key", message.key), ("tag", message.tag)) if text)
+        marks = "".join(f" {name}={text}" for name, text in (("key", record.key), ("tag", record.tag)) if text)
         late_ms = message.received_ms - message.due_ms
         head = f"{format_instant(message.due_ms)} +{late_ms} ms {message.topic}-{message.queue}/{message.seq}"
-        sys.stdout.write(harmless(f"{head}{marks} {text_of(message.body)}\n"))
+        sys.stdout.write(harmless(f"{head}{marks} {text_of(record.body)}\n"))
     # Before it is acknowledged: a message that could not be written out is not done.
     sys.stdout.flush()

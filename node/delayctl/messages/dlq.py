@@ -80,6 +80,7 @@ def _resolve(
 
 
 def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
+    record = message.shown()
     if settings.as_json:
         put_json(
             {
@@ -89,14 +90,14 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
                 "seq": message.seq,
                 "due_ms": message.due_ms,
                 "attempt": message.attempt,
-                "key": message.key,
-                "tag": message.tag,
-                "body": text_of(message.body),
+                "key": record.key,
+                "tag": record.tag,
+                "body": text_of(record.body),
                 "handle": message.handle,
             }
         )
         return
-    marks = "".join(f" {name}={text}" for name, text in (("key", message.key), ("tag", message.tag)) if text)
+    marks = "".join(f" {name}={text}" for name, text in (("key", record.key), ("tag", record.tag)) if text)
     place = f"{message.topic}-{message.queue} offset {message.offset}"
-    line = f"{format_instant(message.due_ms)} {place} attempts {message.attempt}{marks} {text_of(message.body)}"
+    line = f"{format_instant(message.due_ms)} {place} attempts {message.attempt}{marks} {text_of(record.body)}"
     click.echo(harmless(line))

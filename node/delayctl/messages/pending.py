@@ -61,7 +61,7 @@ def pending(
 
 
 def _print(settings: CommandSettings, row: Pending, bodies: bool) -> None:
-    message = row.decode() if bodies else None
+    message = row.shown() if bodies else None
     if settings.as_json:
         value: dict[str, Any] = {
             "topic": row.topic,
