@@ -154,13 +154,14 @@ def _asked(registry: Registry, prober: GrpcProber, slots: int) -> _Answers:
     load = pb.ForecastRequest(bucket_ms=SLOT_MS, buckets=slots, own=True)
     sums = pb.GetWheelRequest(to_ms=1)  # of no slots
     try:
-        calls = [
-            *((it.forecast.future(load, timeout=TIMEOUT_S), found.add_forecast) for it in clients),
-            *((it.get_wheel.future(sums, timeout=TIMEOUT_S), found.add_wheels) for it in clients),
-        ]
-        for call, add in calls:
+        forecasts = [it.forecast.future(load, timeout=TIMEOUT_S) for it in clients]  # all at once
+        wheels = [it.get_wheel.future(sums, timeout=TIMEOUT_S) for it in clients]
+        for forecast in forecasts:
             with suppress(grpc.RpcError):
-                add(call.result())
+                found.add_forecast(forecast.result())
+        for wheel in wheels:
+            with suppress(grpc.RpcError):
+                found.add_wheels(wheel.result())
     finally:
         for client in clients:
             client.close()
