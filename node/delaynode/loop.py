@@ -11,10 +11,14 @@ import ctypes
 import os
 import select
 import selectors
+import time
 from typing import Final
 
 CLOCK_MONOTONIC: Final = 1
 SECOND_NS: Final = 1_000_000_000
+SAME_NS: Final = 20_000
+"""A timer that is set to within so much of the time is not set again. A wait that ends so early is followed by another
+one, for what is left."""
 
 
 class TimerSpec(ctypes.Structure):
@@ -41,13 +45,18 @@ class ExactSelector(selectors.EpollSelector):
         if self._timer < 0:
             super().close()
             raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._ends_ns = 0  # of the clock: what the timer is set to
         # Edge-triggered and unknown to the mapping: it ends a wait, and nobody has to read it or is told of it.
         self._selector.register(self._timer, select.EPOLLIN | select.EPOLLET)  # type: ignore[attr-defined]
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout > 0:
-            self._spec.in_s, self._spec.in_ns = divmod(max(1, int(timeout * SECOND_NS)), SECOND_NS)
-            self._set_time(self._timer, 0, self._spec_at, None)
+            wait_ns, now_ns = max(1, int(timeout * SECOND_NS)), time.monotonic_ns()
+            # Most waits end by something else, and the next one is for the same time.
+            if self._ends_ns <= now_ns or abs(now_ns + wait_ns - self._ends_ns) > SAME_NS:
+                self._spec.in_s, self._spec.in_ns = divmod(wait_ns, SECOND_NS)
+                self._set_time(self._timer, 0, self._spec_at, None)
+                self._ends_ns = now_ns + wait_ns
             timeout = None
         return super().select(timeout)
 

@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from delaynode.loop import ExactSelector, new_loop
+from delaynode.loop import SAME_NS, ExactSelector, new_loop
 
 
 def test_a_wait_ends_by_its_timeout_and_never_before() -> None:
@@ -36,6 +36,33 @@ def test_a_timer_that_ran_out_unseen_ends_no_later_wait() -> None:
     began_s = time.monotonic()
     assert selector.select(0.05) == []
     assert time.monotonic() - began_s >= 0.05
+    for one in (selector, reader, writer):
+        one.close()
+
+
+def test_a_wait_for_another_time_sets_the_timer_anew() -> None:
+    selector = ExactSelector()
+    reader, writer = socket.socketpair()
+    selector.register(reader, 1)
+
+    def interrupted(seconds: float) -> None:
+        writer.send(b"a")
+        assert len(selector.select(seconds)) == 1
+        reader.recv(1)
+
+    interrupted(60.0)
+    began_s = time.monotonic()
+    assert selector.select(0.001) == []
+    assert time.monotonic() - began_s < 30
+    interrupted(0.001)
+    began_s = time.monotonic()
+    assert selector.select(0.05) == []
+    assert time.monotonic() - began_s >= 0.05 - SAME_NS / 1e9
+    ends_s = time.monotonic() + 0.05
+    for _ in range(5):
+        interrupted(ends_s - time.monotonic())
+    while (left_s := ends_s - time.monotonic()) > 0:
+        assert selector.select(left_s) == []
     for one in (selector, reader, writer):
         one.close()
 
