@@ -49,6 +49,7 @@ def test_what_is_asked_of_columns_has_one_answer(rows: list[tuple[int, int]], lo
                     columns.total(due), columns.highest(due), columns.lowest(due),
                     columns.at_or_below(due, seq, Pair(low, low)).tolist(),
                     columns.release_order(due, seq).tolist(), columns.offsets_from(seq, start).tolist(),
+                    columns.distinct(seq),
                 )
             )  # fmt: skip
     assert answers[0] == answers[1]

@@ -44,6 +44,11 @@ def lowest(column: Array) -> tuple[int, int]:
     return int(column[at]), at
 
 
+def distinct(column: Array) -> set[int]:
+    """The numbers that a column (n,) has."""
+    return set(column.tolist() if is_few(len(column)) else np.unique(column).tolist())
+
+
 def offsets_from(size: Array, start: int) -> I64:
     """Where things of these sizes (n,) begin that lie one after the other from `start` on, (n,)."""
     if is_few(len(size)):

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from delaynode.store.columns import distinct
 from delaynode.store.queue.consume_queue import ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.dead_letters import NEVER
@@ -113,7 +112,7 @@ class WaitQueues:
         """These became visible, rows of dtype QUEUED. A group whose filter leaves them out is not looked at."""
         if not self._lines and not self._readers:
             return
-        tags = frozenset(tag for part in rows for tag in np.unique(part["tag"]).tolist())
+        tags = frozenset().union(*(distinct(part["tag"]) for part in rows))
         if not tags:
             return
         _wake_all(self._readers)
