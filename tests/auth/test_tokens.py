@@ -345,6 +345,39 @@ def test_a_clock_that_is_set_an_hour_ahead_ends_no_token(known: bool) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("sent", [{"exp": 1_700_000_000}, {"nbf": 4_000_000_000}])
+def test_a_node_whose_clock_differs_from_the_others_leaves_it_to_them(sent: dict[str, int]) -> None:
+    """So that a client goes on to another node, and does not end with an error about a token that is good."""
+
+    async def run() -> None:
+        verifier = TokenVerifier(skew=lambda: "it is 3,600 s ahead of 2 of 2 nodes")
+        verifier.apply(document(accounts()))
+        with pytest.raises(Refused, match="; but this node's clock differs: it is 3,600 s ahead") as refused:
+            await verifier.verify(token(**sent))
+        assert refused.value.reason == "NOT_SERVING"
+        with pytest.raises(TokenRefused, match="for audience"):
+            await verifier.verify(token(aud="other", **sent))
+        verifier.close()
+
+    asyncio.run(run())
+
+
+def test_an_issuer_that_is_taken_away_and_given_back_counts_at_once() -> None:
+    async def run() -> None:
+        verifier = TokenVerifier()
+        sent = token()
+        for spec, taken in ((accounts(), True), (oidc(), False), (accounts(), True)):
+            verifier.apply(document(spec))
+            if taken:
+                assert (await verifier.verify(sent)).principal == ACCOUNT
+            else:
+                with pytest.raises(TokenRefused, match="the token's issuer is"):
+                    await verifier.verify(sent)
+        verifier.close()
+
+    asyncio.run(run())
+
+
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delaynode.auth.tokens.MAX_KNOWN", 5)
 

@@ -32,7 +32,7 @@ class RunBlocking(Protocol):
 class NodeSecurity:
     """Owned by the event loop. listeners: how each learns who calls; without any that does, a node follows no document
     and allows everything. peers, api: see ListenerIdentities, TokenVerifier. audit: where that log goes. of_metrics:
-    the listener of metrics alone, if any: for its sake no client waits for a document. now_ms: by which tokens expire.
+    the listener of metrics alone, if any: for its sake no client waits for a document. now_ms, skew: see TokenVerifier.
     """
 
     def __init__(
@@ -46,12 +46,13 @@ class NodeSecurity:
         api: ApiServer | None = None,
         of_metrics: Mapping[str, Authentication] = MappingProxyType({}),
         now_ms: Callable[[], int] = wall_ms,
+        skew: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._metrics, self._listeners, self._peers, self._api = metrics, {**listeners, **of_metrics}, peers, api
         self.followed = not CLIENTS.isdisjoint(self._listeners.values())
         self.audit = AuditLog(audit)
         self.rights = Rights(closed=not CLIENTS.isdisjoint(listeners.values()), told=self._denied)
-        self._tokens = TokenVerifier(api, log, now_ms)
+        self._tokens = TokenVerifier(api, log, now_ms, skew)
         self.document = SecurityDocument(data, log, self._apply)
 
     def identities(self) -> Identities:

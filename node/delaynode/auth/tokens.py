@@ -54,15 +54,17 @@ class TokenRefused(Refused):
 
 
 class TokenVerifier:
-    """Owned by the event loop. api: where ServiceAccounts' keys are, and TokenReview; None: there is none."""
+    """Owned by the event loop. api: where ServiceAccounts' keys are, and TokenReview; None: there is none.
+    skew: how this node's clock differs from most others', if it does."""
 
     def __init__(
         self,
         api: ApiServer | None = None,
         log: Callable[..., None] = lambda event, **fields: None,
         now_ms: Callable[[], int] = wall_ms,
+        skew: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._api, self._log, self._now_ms = api, log, now_ms
+        self._api, self._log, self._now_ms, self._skew = api, log, now_ms, skew
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="tokens")
         self._static: dict[str, StaticToken] = {}  # by SHA-256, hexadecimal
         self._issuers: dict[TokenIssuer, IssuerKeys] = {}
@@ -96,6 +98,14 @@ class TokenVerifier:
 
     async def verify(self, token: str) -> Identity:
         """Raises TokenRefused, and Refused NOT_SERVING while it can't be known."""
+        try:
+            return await self._verify(token)
+        except TokenRefused as error:
+            if error.kind in ("expired", "early") and (skew := self._skew()) is not None:
+                raise Refused("NOT_SERVING", f"{error.message}; but this node's clock differs: {skew}") from error
+            raise
+
+    async def _verify(self, token: str) -> Identity:
         if len(token) > MAX_TOKEN_BYTES or not token.isascii():
             size = len(token.encode("utf-8", "surrogatepass"))
             raise TokenRefused("malformed", f"the token has {size:,} bytes; allowed: {MAX_TOKEN_BYTES:,}, of ASCII")

@@ -89,6 +89,7 @@ class Node:
             api,
             of_metrics,
             lambda: self.clock.now_ms(),  # which comes later
+            lambda: self.skew,
         )
         self._lock = lock_data(config.data)
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="work")
