@@ -134,6 +134,12 @@ def nack(world: World) -> object:
     return world.shard.consumers.nack("g", delivery.offset, delivery.attempt, 0, world.now)
 
 
+def nack_with_a_reason(world: World) -> object:
+    world.shard.raise_format(SINCE_FORMAT[FrameKind.DEAD_REASON])
+    delivery = world.shard.consumers.deliver("g", world.now, 1000, 1, 1 << 30)
+    return world.shard.consumers.nack("g", delivery.offset, delivery.attempt, 0, world.now, reason="status 503")
+
+
 def drop(world: World) -> object:
     return world.shard.consumers.resolve("g", None, redrive=False, now_ms=world.now)
 
@@ -202,6 +208,7 @@ EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.ACK: (ack, lambda shard: shard.consumers.groups["g"], "_advance_first_unacked"),
     FrameKind.RETRY: (redrive, lambda shard: shard.consumers.groups["g"].dead_letters, "redrive"),
     FrameKind.DEAD: (nack, lambda shard: shard.consumers.groups["g"].dead_letters, "add"),
+    FrameKind.DEAD_REASON: (nack_with_a_reason, lambda shard: shard.consumers.groups["g"].dead_letters, "add"),
     FrameKind.RELOCATE: (relocate, lambda shard: shard.consumers, "relocate"),
     FrameKind.TRIM: (trim, lambda shard: shard.consumers, "forget_below"),
     FrameKind.EPOCH: (begin_term, lambda shard: shard.space.ledger, "open"),

@@ -143,7 +143,7 @@ def test_random_bytes_are_no_frame_and_random_payloads_no_crash() -> None:
             parse(data, 0, 0, UID)
     for _ in range(times(2000)):
         payload = memoryview(rng.randbytes(rng.randint(0, 60)))
-        for kind in (FrameKind.GROUP, FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD):
+        for kind in (FrameKind.GROUP, FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD, FrameKind.DEAD_REASON):
             frame = Frame(kind, 0, 1, rng.randint(0, 3), 0, START_MS, 0, 0, payload)
             try:
                 (parse_group if kind is FrameKind.GROUP else parse_progress)(frame)

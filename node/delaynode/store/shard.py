@@ -146,6 +146,7 @@ class Shard:
         self.loader = WindowLoader(index, config)
         self.queue = queue
         self.consumers = Consumers(queue, self._propose, self._get_committed_offset, config.group_limits)
+        self.consumers.keeps_reasons = lambda: self.format >= SINCE_FORMAT[FrameKind.DEAD_REASON]
         self.producers = Producers(config.max_producers)
         self.message_ids = MessageIds(config.max_message_ids)
         self.schedules = Schedules()

@@ -5,21 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from delayapi.units import DAY_MS
+from delaynode.store import formats
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import Frame, FrameKind, GroupProgress
 from delaynode.store.maintenance import persist
-from delaynode.store.queue import dead_letters, groups
+from delaynode.store.queue import consumers, dead_letters, groups
 from delaynode.store.queue.consume_queue import QUEUED
 from delaynode.store.queue.consumers import LONGEST_BACKOFF_MS
-from delaynode.store.queue.dead_letters import NEVER, DeadLetters
+from delaynode.store.queue.dead_letters import NEVER, DeadLetters, room_of
 from delaynode.store.queue.groups import MAX_ATTEMPT
 from delaynode.store.shard import Shard
-from delaynode.store.types import I64, Records
+from delaynode.store.types import I64, U32, Records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +114,57 @@ def test_a_hundred_thousand_letters_take_a_bounded_room() -> None:
         table.remove(table.find(np.sort(part))[0])
     assert len(table) == table.dead == 1_000
     assert table._used <= 2_048
+
+
+# ---------------------------------------------------------------- reasons
+def reasons_of(world: World) -> dict[int, str]:
+    listed = world.shard.consumers.dead_letters("g", -1, 100)
+    return dict(zip(listed.offset.tolist(), listed.reasons, strict=True))
+
+
+def test_a_dead_letter_keeps_the_reason_of_the_nack_that_made_it_one() -> None:
+    world = dying(5, dead=0, max_attempts=2, format=formats.NEWEST)
+    world.nack("g", [(0, 1)], 0, dead=True, reason="status 400: no such order")
+    world.nack("g", [(1, 1)], 0, reason="it is tried again, and this is forgotten")
+    world.deliver("g", 1)
+    world.nack("g", [(1, 2)], 0, reason="status 503")
+    world.nack("g", [(2, 1)], 0, dead=True)
+    assert reasons_of(world) == {0: "status 400: no such order", 1: "status 503", 2: ""}
+    world.pump()
+    world.power_cut()  # from its frames
+    assert reasons_of(world) == {0: "status 400: no such order", 1: "status 503", 2: ""}
+    world.checkpoint()
+    world.power_cut()  # from the checkpoint
+    assert reasons_of(world) == {0: "status 400: no such order", 1: "status 503", 2: ""}
+    world.resolve("g", [0], redrive=True)
+    assert world.deliver("g", 1) == [0]
+    world.nack("g", [(0, 1)], 0, dead=True)
+    assert reasons_of(world)[0] == "", "what it died of before it was redriven says nothing of this time"
+
+
+def test_no_reason_is_written_while_a_node_does_not_read_its_frames() -> None:
+    world = dying(1, dead=0, format=formats.NEWEST - 1)
+    world.nack("g", [(0, 1)], 0, reason="status 503")
+    assert reasons_of(world) == {0: ""}
+
+
+def test_beyond_their_room_dead_letters_have_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master leaves it out of the frame: copies need not agree on what there is room for."""
+    monkeypatch.setattr(consumers, "MAX_REASONS_BYTES", 2 * room_of("status 503"))
+    world = dying(4, dead=0, format=formats.NEWEST)
+    for offset in range(3):
+        given = world.shard.consumers.nack("g", *attempts(offset), 0, world.now, reason="status 503")
+        assert given.dead == 1
+    assert reasons_of(world) == {0: "status 503", 1: "status 503", 2: ""}
+    world.shard.consumers.resolve("g", np.array([1]), redrive=False, now_ms=world.now)
+    world.shard.consumers.nack("g", *attempts(3), 0, world.now, reason="status 504")
+    assert reasons_of(world) == {0: "status 503", 2: "", 3: "status 504"}, "what has gone makes room"
+    world.shard.consumers.resolve("g", None, redrive=True, now_ms=world.now)
+    assert letters_of(world).reason_bytes == 0
+
+
+def attempts(offset: int) -> tuple[I64, U32]:
+    return np.array([offset]), np.array([1], np.uint32)
 
 
 # ---------------------------------------------------------------- retention
@@ -279,7 +332,7 @@ def rows_of(offsets: I64) -> Records:
 @CI
 @given(st.data())
 def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
-    table, plain, now = DeadLetters(), dict[int, list[int]](), 0  # offset -> state, attempt, visible, since
+    table, plain, now = DeadLetters(), dict[int, list[Any]](), 0  # offset -> state, attempt, visible, since, reason
     done = set[int]()
     gone: list[int] = []
     table.on_removed = lambda offsets, rows: gone.extend((rows["seq"] - 1000).tolist())
@@ -298,14 +351,14 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             assert named[found].tolist() == [
                 at for at in named.tolist() if at in plain and plain[at][0] != dead_letters.DEAD
             ]
-            removed = list[int]()
+            removed, why = list[int](), ("", "status 503", "ä")[now % 3]
             if act == "bury":
                 new = np.array([at for at in named.tolist() if at not in plain and at not in done], np.int64)
-                table.add(new, np.full(len(new), 3, np.uint32), rows_of(new), now)
-                plain |= {at: [dead_letters.DEAD, 3, 0, now] for at in new.tolist()}
+                table.add(new, np.full(len(new), 3, np.uint32), rows_of(new), now, why)
+                plain |= {at: [dead_letters.DEAD, 3, 0, now, why] for at in new.tolist()}
             elif act == "die":
-                table.die_again(working[found], np.full(int(found.sum()), 9, np.uint32), now)
-                plain |= {at: [dead_letters.DEAD, 9, 0, now] for at in named[found].tolist()}
+                table.die_again(working[found], np.full(int(found.sum()), 9, np.uint32), now, why)
+                plain |= {at: [dead_letters.DEAD, 9, 0, now, why] for at in named[found].tolist()}
             elif act == "retry":
                 table.retry(working[found], np.full(int(found.sum()), now + 2))
                 for at in named[found].tolist():
@@ -314,7 +367,7 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
                 table.redrive(named, now)
                 for at in named.tolist():
                     if at in plain and plain[at][0] == dead_letters.DEAD:
-                        plain[at] = [dead_letters.FREE, 1, 0, now]
+                        plain[at] = [dead_letters.FREE, 1, 0, now, ""]
             elif act == "hand out":
                 ready = [at for at in sorted(plain) if plain[at][0] == dead_letters.FREE and plain[at][2] <= now]
                 most = data.draw(st.integers(0, 5))
@@ -346,10 +399,12 @@ def test_the_table_does_what_a_dictionary_does(data: st.DataObject) -> None:
             plain = {at: state for at, state in plain.items() if at not in done}
             assert len(table) == len(plain)
             assert table.offsets().tolist() == sorted(plain)
-            dead, attempts, rows = table.dead_after(-1, NEVER)
+            dead, attempts, rows, reasons = table.dead_after(-1, NEVER)
             assert dead.tolist() == [at for at in sorted(plain) if plain[at][0] == dead_letters.DEAD]
             assert attempts.tolist() == [plain[at][1] for at in dead.tolist()]
             assert (rows["seq"] - 1000).tolist() == dead.tolist()
+            assert reasons == [plain[at][4] for at in dead.tolist()]
+            assert table.reason_bytes == sum(room_of(state[4]) for state in plain.values())
             assert table.dead == len(dead)
             states = list(plain.values())
             assert sum(table.counts(now)) == len(states) - len(dead)

@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 from delaynode.store.errors import Refused
+from delaynode.store.log.frames import SINCE_FORMAT, FrameKind
 from delaynode.store.queue.consumers import FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS, ConsumerDelivery
 from delaynode.store.types import I64, MAX_SEQ, U32
 
@@ -172,15 +173,18 @@ class World(Scheduling):
                 state = group.redriven[offset] if offset in group.redriven else group.open.setdefault(offset, Open())
                 state.until = until
 
-    def nack(self, name: str, rows: list[tuple[int, int]], backoff_ms: int, *, dead: bool = False) -> None:
+    def nack(
+        self, name: str, rows: list[tuple[int, int]], backoff_ms: int, *, dead: bool = False, reason: str = ""
+    ) -> None:
         """Nack (offset, attempt) rows."""
         if name not in self.model.groups:
             return
         open_rows = self._open_rows(name, rows)
+        kept = reason if self.shard.format >= SINCE_FORMAT[FrameKind.DEAD_REASON] else ""
         open_ = {o: a for (o, a), is_open in zip(rows, open_rows, strict=True) if is_open}
         with self.recording() as events:
-            counts = self.shard.consumers.nack(name, *_columns(rows), backoff_ms, self.now, dead=dead)
-            ended = self._ended(name, open_, backoff_ms, dead=dead)
+            counts = self.shard.consumers.nack(name, *_columns(rows), backoff_ms, self.now, dead=dead, reason=reason)
+            ended = self._ended(name, open_, backoff_ms, dead=dead, reason=kept)
             events += ended
         died = self._died(ended)
         assert counts.settled.tolist() == open_rows
@@ -192,7 +196,9 @@ class World(Scheduling):
         reach = min(self.visible, self.model.floor(name, self.visible) + self.config.max_unacked)
         return group.start <= offset < reach and offset not in group.done and group.takes(self.model.queue[offset])
 
-    def _ended(self, name: str, ended: dict[int, int], backoff_ms: int, *, dead: bool = False) -> list[Event]:
+    def _ended(
+        self, name: str, ended: dict[int, int], backoff_ms: int, *, dead: bool = False, reason: str = ""
+    ) -> list[Event]:
         """The frames that end these attempts: dead letters, as far as there is room for them, then retries."""
         group = self.model.groups[name]
         last = sorted(o for o, a in ended.items() if dead or a >= self.config.max_attempts)
@@ -208,7 +214,7 @@ class World(Scheduling):
 
         events: list[Event] = []
         if died:
-            events.append(m.Dead(name, tuple(died.items()), self.now))
+            events.append(m.Dead(name, tuple(died.items()), self.now, reason))
         if again:
             events.append(m.Retry(name, tuple((o, a, self.now + wait(o, a)) for o, a in again.items())))
         return events
@@ -273,6 +279,7 @@ class World(Scheduling):
             listed = self.shard.consumers.dead_letters(name, -1, 10_000)
             assert dict(zip(listed.offset.tolist(), listed.attempt.tolist(), strict=True)) == group.dead
             assert listed.offset.tolist() == sorted(group.dead)
+            assert list(listed.reasons) == [group.reasons[offset] for offset in sorted(group.dead)]
             self.check_bodies(listed.rows, [self.model.queue[o].msg for o in listed.offset.tolist()])
             counts = self.shard.consumers.group(name).counts(self.shard.queue, self.now)
             states = [s for where in (group.open, group.redriven) for s in where.values()]

@@ -49,6 +49,7 @@ class GroupTruth:
     """A group once all is released: its dead letters, and the messages still to be delivered (offset -> attempt)."""
 
     dead: dict[int, int]
+    reasons: list[str]
     dead_bodies: bytes
     to_come: dict[int, int]
 
@@ -78,7 +79,8 @@ class Truth:
             attempts = {o: group.open[o].attempt if o in group.open else 1 for o in mine}
             attempts |= {o: state.attempt for o, state in group.redriven.items()}
             dead = dict(sorted(group.dead.items()))
-            self.groups[name] = GroupTruth(dead, b"".join(model.queue[o].msg.body for o in dead), attempts)
+            reasons = [group.reasons[o] for o in dead]
+            self.groups[name] = GroupTruth(dead, reasons, b"".join(model.queue[o].msg.body for o in dead), attempts)
 
 
 @dataclass
@@ -241,6 +243,7 @@ class Examination:
             listed = self.shard.consumers.dead_letters(name, -1, 10_000)
             dead = dict(zip(listed.offset.tolist(), listed.attempt.tolist(), strict=True))
             expect(dead == group.dead, f"dead letters of {name}: {dead}, expected {group.dead}")
+            expect(list(listed.reasons) == group.reasons, f"reasons: {listed.reasons}, expected {group.reasons}")
             expect(b"".join(self.shard.read_records(listed.rows)) == group.dead_bodies, "dead letters' bodies differ")
 
     def check_the_gone(self) -> None:

@@ -98,6 +98,7 @@ class Dead(NamedTuple):
     name: str
     rows: tuple[tuple[int, int], ...]  # (offset, attempts it had)
     wall: int
+    reason: str = ""
 
 
 class Redrive(NamedTuple):
@@ -155,6 +156,7 @@ class ModelGroup:
     done: set[int] = field(default_factory=set)
     open: dict[int, Open] = field(default_factory=dict)  # messages that a frame or a delivery of the group has named
     dead: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)  # of those that are dead; may be left of others
     redriven: dict[int, Open] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)  # when a dead letter died or was redriven, ms
 
@@ -316,8 +318,9 @@ class Model:
                 for offset, attempt, visible in rows:
                     where = group.redriven if offset in group.redriven else group.open
                     where[offset] = Open(attempt + 1, visible)
-            case Dead(_, dead, wall):
+            case Dead(_, dead, wall, reason):
                 for offset, attempts in dead:
+                    group.reasons[offset] = reason
                     group.since[offset] = wall
                     group.redriven.pop(offset, None)
                     group.open.pop(offset, None)

@@ -186,7 +186,9 @@ def ack_attempts(world: World, draw: Draw) -> None:
 
 def nack(world: World, draw: Draw) -> None:
     group = GROUPS[draw(0, 2)]
-    world.nack(group, some_attempts(world, draw, group), (0, -1, 1, 5000)[draw(0, 3)], dead=draw(0, 5) == 0)
+    reason = ("", "status 503", "keine Antwort \N{EM DASH} " * 9)[world.now % 3]
+    rows, backoff_ms = some_attempts(world, draw, group), (0, -1, 1, 5000)[draw(0, 3)]
+    world.nack(group, rows, backoff_ms, dead=draw(0, 5) == 0, reason=reason)
 
 
 def extend(world: World, draw: Draw) -> None:

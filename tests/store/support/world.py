@@ -195,7 +195,12 @@ class WorldBase:
         before = len(self.shard.log.pending)
         yield events
         frames = [frame for frame in self.shard.log.pending[before:] if isinstance(frame, Unsealed)]
-        kinds = [FrameKind.APPEND if f.kind in APPENDS - {FrameKind.FIRE} else f.kind for f in frames]
+        kinds = [
+            FrameKind.APPEND if f.kind in APPENDS - {FrameKind.FIRE}
+            else FrameKind.DEAD if f.kind is FrameKind.DEAD_REASON
+            else f.kind
+            for f in frames
+        ]  # fmt: skip
         assert kinds == [KIND_OF[type(e)] for e in events]
         for frame, event in zip(frames, events, strict=True):
             released = len(self.model.queue)

@@ -53,6 +53,7 @@ class FrameKind(IntEnum):
     APPEND_IDS = 13
     SCHEDULE = 14
     FIRE = 15
+    DEAD_REASON = 16
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
@@ -60,7 +61,7 @@ KINDS = {int(kind): kind for kind in FrameKind}
 # changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
 SINCE_FORMAT = {
     **dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_IDS: 3, FrameKind.SCHEDULE: 4,
-    FrameKind.FIRE: 4,
+    FrameKind.FIRE: 4, FrameKind.DEAD_REASON: 5,
 }  # fmt: skip
 APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS, FrameKind.FIRE))
 
@@ -434,9 +435,10 @@ def parse_group(frame: Frame) -> GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """ACK, RETRY or DEAD: k ranges [start, end) of queue offsets of one group.
+    """ACK, RETRY, DEAD or DEAD_REASON: k ranges [start, end) of queue offsets of one group.
 
-    attempt u32[k]: the attempt that ends (RETRY, DEAD). visible i64[k] ms: visible again at (RETRY).
+    attempt u32[k]: the attempt that ends (but for ACK). visible i64[k] ms: visible again at (RETRY). reason: why they
+    die (DEAD_REASON).
     """
 
     group: str
@@ -444,20 +446,23 @@ class GroupProgress:
     end: I64
     attempt: U32
     visible: I64
+    reason: str = ""
 
     def payload(self) -> tuple[Buffer, ...]:
-        return (_text(self.group), *column_bytes(self.start, self.end, self.attempt, self.visible))
+        head = _text(self.group) + (_text(self.reason) if self.reason else b"")
+        return (head, *column_bytes(self.start, self.end, self.attempt, self.visible))
 
 
 def parse_progress(frame: Frame) -> GroupProgress:
     columns, k = PayloadColumns(frame.payload), frame.count
     group = columns.text()
+    reason = columns.text() if frame.kind is FrameKind.DEAD_REASON else ""
     start, end = columns.read_column("<i8", k), columns.read_column("<i8", k)
     if frame.kind is FrameKind.ACK:
         return GroupProgress(group, start, end, np.empty(0, np.uint32), np.empty(0, np.int64))
     attempt = columns.read_column("<u4", k)
     visible = columns.read_column("<i8", k) if frame.kind is FrameKind.RETRY else np.empty(0, np.int64)
-    return GroupProgress(group, start, end, attempt, visible)
+    return GroupProgress(group, start, end, attempt, visible, reason)
 
 
 @dataclass(frozen=True, slots=True)

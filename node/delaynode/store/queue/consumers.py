@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,14 @@ from delaynode.store.errors import Impossible, Refused
 from delaynode.store.log.frames import FLAG_DEAD_LETTERS, FrameKind, GroupChange, GroupProgress
 from delaynode.store.log.offsets import as_attempt_ranges, as_ranges, expand, rows_at
 from delaynode.store.queue.consume_queue import ConsumeQueue
-from delaynode.store.queue.dead_letters import NEVER
+from delaynode.store.queue.dead_letters import NEVER, room_of
 from delaynode.store.queue.groups import DeliveryAttempts, Group
 from delaynode.store.types import I64, U32, Array, Bools, Buffer, Records
 
 MAX_GROUP_NAME_BYTES = 255
 MAX_GROUPS = 1000
 MAX_TAGS = 64
+MAX_REASONS_BYTES = 4 << 20  # of a group's dead letters in a shard; beyond it they have none
 SKIP_ROWS = 262_144  # units looked at in one step, a group, for one that the group's filter takes
 FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000
 
@@ -40,6 +41,7 @@ class ConsumerDelivery:
     """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
 
     depends_on: log offset; to be answered once everything before it is committed. until_ms: they are its until then.
+    reasons: of dead letters, n of them.
     """
 
     offset: I64
@@ -47,6 +49,7 @@ class ConsumerDelivery:
     rows: Records
     depends_on: int = 0
     until_ms: int = 0
+    reasons: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Consumers:
 
     on_freed: told, while frames are applied, the QUEUED rows (each once) of dead letters that no group has any more and
     that the queue has no more either: their bodies are needed by nobody. check_freed: raises Impossible where that
-    would.
+    would. keeps_reasons: whether all nodes read frames with reasons.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Consumers:
         self.limits = limits
         self.on_freed: Callable[[Records], None] = lambda rows: None
         self.check_freed: Callable[[Records], None] = lambda rows: None
+        self.keeps_reasons: Callable[[], bool] = lambda: False
         self._propose = propose
         self._committed_offset = committed_offset  # log offset
 
@@ -238,15 +242,16 @@ class Consumers:
         return is_open
 
     def nack(
-        self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int, *, dead: bool = False
-    ) -> NackCounts:
+        self, name: str, offset: I64, attempt: U32, backoff_ms: int, now_ms: int, *, dead: bool = False,
+        reason: str = "",
+    ) -> NackCounts:  # fmt: skip
         """End attempts: those that are the last become dead letters, with `dead` all do; the others wait for their
-        backoff. Raises Refused.
+        backoff. reason: kept with those that die, where there is room for it. Raises Refused.
         """
         is_open = self._open_attempts(self.group(name), offset, attempt)
         ended, first = np.unique(offset[is_open], return_index=True)
         attempts = DeliveryAttempts(ended, attempt[is_open][first])
-        retried, died = self._end_attempts(name, attempts, backoff_ms, now_ms, dead=dead)
+        retried, died = self._end_attempts(name, attempts, backoff_ms, now_ms, dead=dead, reason=reason)
         return NackCounts(retried, died, len(offset) - retried - died, is_open)
 
     def _open_attempts(self, group: Group, offset: I64, attempt: U32) -> Bools:
@@ -275,8 +280,9 @@ class Consumers:
         return min((group.next_expiry for group in self.groups.values()), default=NEVER)
 
     def _end_attempts(
-        self, name: str, ended: DeliveryAttempts, backoff_ms: int, now_ms: int, *, dead: bool = False
-    ) -> tuple[int, int]:
+        self, name: str, ended: DeliveryAttempts, backoff_ms: int, now_ms: int, *, dead: bool = False,
+        reason: str = "",
+    ) -> tuple[int, int]:  # fmt: skip
         """Propose what becomes of ended attempts: (messages to be tried again, messages that died). dead: no more
         attempts, however many are left.
 
@@ -295,13 +301,21 @@ class Consumers:
                 FIRST_BACKOFF_MS << np.minimum(ended.attempt.astype(np.int64) - 1, 20), LONGEST_BACKOFF_MS
             )
         wait[kept] = LONGEST_BACKOFF_MS
-        for kind, rows in ((FrameKind.DEAD, last), (FrameKind.RETRY, ~last)):
+        room = MAX_REASONS_BYTES - group.dead_letters.reason_bytes
+        if not self.keeps_reasons() or int(np.count_nonzero(last)) * room_of(reason) > room:
+            reason = ""
+        died = FrameKind.DEAD_REASON if reason else FrameKind.DEAD
+        for kind, rows in ((died, last), (FrameKind.RETRY, ~last)):
             if not rows.any():
                 continue
             start, end, attempt, visible = as_attempt_ranges(
                 ended.offset[rows], ended.attempt[rows], now_ms + wait[rows]
             )
-            progress = GroupProgress(name, start, end, attempt, visible if kind is FrameKind.RETRY else NONE_I64)
+            progress = (
+                GroupProgress(name, start, end, attempt, visible)
+                if kind is FrameKind.RETRY
+                else GroupProgress(name, start, end, attempt, NONE_I64, reason)
+            )
             with self._propose(kind, len(start), progress.payload(), now_ms, 0) as log_end:
                 group.commit_dependency.last_change = log_end
                 self.apply_progress(kind, 0, progress, now_ms)
@@ -310,7 +324,8 @@ class Consumers:
     # ------------------------------------------------------------ dead letters
     def dead_letters(self, name: str, after_offset: int, limit: int) -> ConsumerDelivery:
         """Dead letters with a larger offset, ascending."""
-        return ConsumerDelivery(*self.group(name).dead_letters.dead_after(after_offset, limit))
+        offset, attempt, rows, reasons = self.group(name).dead_letters.dead_after(after_offset, limit)
+        return ConsumerDelivery(offset, attempt, rows, reasons=reasons)
 
     def resolve(self, name: str, offsets: I64 | None, *, redrive: bool, now_ms: int) -> int:
         """Redrive or drop dead letters (all with None); returns how many of those named were dead letters.
@@ -449,7 +464,7 @@ class Consumers:
         elif kind is FrameKind.RETRY:
             group.retry(progress.start, progress.end, progress.attempt, progress.visible, self.queue)
         else:
-            group.add_dead_letters(progress.start, progress.end, progress.attempt, wall_ms, self.queue)
+            group.add_dead_letters(progress.start, progress.end, progress.attempt, wall_ms, self.queue, progress.reason)
 
     # ------------------------------------------------------------ checkpoint
     def snapshot(self) -> tuple[list[dict[str, object]], dict[str, Array]]:

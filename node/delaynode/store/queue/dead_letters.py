@@ -7,6 +7,7 @@ One table sorted by queue offset, a row a letter:
     attempt   DEAD: how many it had; else the current one
     since     ms by the master's clock: when it died, or was redriven
     row       its own QUEUED row: the queue's unit may be trimmed and its body moved while it is here
+    reason    DEAD: why, in words, where whoever gave it up said so; else ""
 
 Each dead letter is in the table at most once, and its message is done in the group's window. Nothing here costs a
 Python step per dead letter; a removal marks, and the table is swept when half of it is GONE.
@@ -19,7 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from delayapi.reasons import cut_reasons, join_reasons
 
+from delaynode.store.errors import Damaged
 from delaynode.store.queue.consume_queue import QUEUED
 from delaynode.store.types import I64, U8, U32, Array, Bools, Records
 
@@ -27,6 +30,7 @@ FREE, OUT, DEAD, REMOVED = 0, 1, 2, 3
 NEVER = 2**63 - 1
 SWEEP_ROWS = 1024  # fewer GONE rows than this are left where they are
 SCAN_ROWS = 4096  # dead letters looked at per step while some are handed out
+REASON_ROOM = 64  # bytes that a reason takes beside its text
 
 Positions = npt.NDArray[np.intp]
 
@@ -39,6 +43,7 @@ class _Table(NamedTuple):
     until: I64
     since: I64
     row: Records
+    reason: npt.NDArray[np.object_]
 
     def each(self, change: Callable[[Array], Array]) -> _Table:
         """A table of the changed columns."""
@@ -46,7 +51,9 @@ class _Table(NamedTuple):
         return _Table(*map(change, columns))
 
 
-EMPTY = _Table(*(np.empty(0, kind) for kind in (np.int64, np.uint8, np.uint32, np.int64, np.int64, np.int64, QUEUED)))
+EMPTY = _Table(
+    *(np.empty(0, kind) for kind in (np.int64, np.uint8, np.uint32, np.int64, np.int64, np.int64, QUEUED, object))
+)
 
 
 class DeadLetters:
@@ -60,6 +67,7 @@ class DeadLetters:
         self.next_visible = NEVER  # no FREE dead letter is visible before this, ms
         self.next_expiry = NEVER  # no OUT dead letter expires before this, ms
         self.oldest = NEVER  # no dead letter's `since` is before this, ms
+        self.reason_bytes = 0  # the room that reasons take, see room_of()
         self.on_removed: Callable[[I64, Records], None] = lambda offsets, rows: None
 
     def __len__(self) -> int:
@@ -83,12 +91,12 @@ class DeadLetters:
         positions = np.flatnonzero(rows.state[: np.searchsorted(rows.at, offset)] != REMOVED)
         return rows.at[positions], rows.row[positions]
 
-    def dead_after(self, offset: int, limit: int) -> tuple[I64, U32, Records]:
-        """Up to `limit` dead letters with a larger queue offset, ascending: offsets, attempts, rows."""
+    def dead_after(self, offset: int, limit: int) -> tuple[I64, U32, Records, list[str]]:
+        """Up to `limit` dead letters with a larger queue offset, ascending: offsets, attempts, rows, reasons."""
         rows = self._columns()
         low = int(np.searchsorted(rows.at, offset, "right"))
         positions = np.flatnonzero(rows.state[low:] == DEAD)[:limit] + low
-        return rows.at[positions], rows.attempt[positions], rows.row[positions]
+        return rows.at[positions], rows.attempt[positions], rows.row[positions], rows.reason[positions].tolist()
 
     def find(self, offsets: I64) -> tuple[Positions, Bools]:
         """Where these offsets stand in the table and whether they do. (n,) -> (n,), (n,)."""
@@ -176,14 +184,15 @@ class DeadLetters:
         return self._table.at[late], self._table.attempt[late]
 
     # ------------------------------------------------------------ frames
-    def add(self, offsets: I64, attempts: U32, rows: Records, now_ms: int) -> None:
+    def add(self, offsets: I64, attempts: U32, rows: Records, now_ms: int, reason: str = "") -> None:
         """Messages of the window die: offsets ascending, none of them here."""
         n = len(offsets)
         if not n:
             return
         state, since, none = np.full(n, DEAD, np.uint8), np.full(n, now_ms, np.int64), np.zeros(n, np.int64)
-        self._insert(_Table(offsets, state, attempts, none, none, since, rows))
+        self._insert(_Table(offsets, state, attempts, none, none, since, rows, np.full(n, reason, object)))
         self.dead += n
+        self.reason_bytes += n * room_of(reason)
         self.oldest = min(self.oldest, now_ms)
 
     def _insert(self, new: _Table) -> None:
@@ -200,10 +209,11 @@ class DeadLetters:
                 column[used : used + n] = next(parts)
         self._used = used + n
 
-    def die_again(self, positions: Positions, attempts: U32, now_ms: int) -> None:
+    def die_again(self, positions: Positions, attempts: U32, now_ms: int, reason: str) -> None:
         """Dead letters that were at work used up their attempts once more."""
         if len(positions):
             table = self._table
+            self._set_reason(positions, reason)
             table.state[positions], table.attempt[positions], table.since[positions] = DEAD, attempts, now_ms
             self.dead += len(positions)
             self.oldest = min(self.oldest, now_ms)
@@ -224,8 +234,17 @@ class DeadLetters:
             table = self._table
             table.state[positions], table.visible[positions] = FREE, 0
             table.attempt[positions], table.since[positions] = 1, now_ms
+            self._set_reason(positions, "")
             self.dead -= len(positions)
             self.next_visible, self.oldest = 0, min(self.oldest, now_ms)
+
+    def _set_reason(self, positions: Positions, reason: str) -> None:
+        if self.reason_bytes:
+            self.reason_bytes -= sum(map(room_of, self._table.reason[positions].tolist()))
+        elif not reason:
+            return
+        self._table.reason[positions] = reason
+        self.reason_bytes += len(positions) * room_of(reason)
 
     def redriven_in(self, start: I64, end: I64) -> Positions:
         """Dead letters at work whose offsets lie in these ranges, which are ascending."""
@@ -243,6 +262,7 @@ class DeadLetters:
             return
         table = self._table
         self.dead -= int(np.count_nonzero(table.state[positions] == DEAD))
+        self._set_reason(positions, "")
         table.state[positions] = REMOVED
         self._removed_count += len(positions)
         offsets, rows = table.at[positions], table.row[positions]
@@ -292,16 +312,33 @@ class DeadLetters:
         kept = columns.each(lambda column: column[live])
         kept.visible[kept.state == DEAD] = 0
         kept.state[kept.state == OUT] = FREE
-        return {f"letter.{name}": column for name, column in kept._asdict().items() if name != "until"}
+        arrays: dict[str, Array] = {f"letter.{name}": it for name, it in kept._asdict().items() if name != "until"}
+        size, joined = join_reasons(arrays.pop("letter.reason").tolist())
+        if len(size):
+            arrays |= {"letter.reason_size": size, "letter.reasons": np.frombuffer(joined, np.uint8)}
+        return arrays
 
     def restore(self, arrays: dict[str, Array]) -> None:
-        """Into an empty table, from a snapshot."""
-        until = {"letter.until": np.zeros(len(arrays["letter.at"]), np.int64)}
-        self._table = _Table(*((arrays | until)[f"letter.{name}"].copy() for name in _Table._fields))
-        self._used = len(self._table.at)
+        """Into an empty table, from a snapshot. Raises Damaged."""
+        n = len(arrays["letter.at"])
+        more: dict[str, Array] = {"letter.until": np.zeros(n, np.int64), "letter.reason": np.full(n, "", object)}
+        if "letter.reason_size" in arrays:
+            try:
+                reasons = cut_reasons(arrays["letter.reason_size"], arrays["letter.reasons"].tobytes(), n)
+            except ValueError as error:
+                raise Damaged(f"the reasons of dead letters can't be read: {error}") from error
+            more["letter.reason"][:] = reasons
+        self._table = _Table(*((arrays | more)[f"letter.{name}"].copy() for name in _Table._fields))
+        self._used = n
+        self.reason_bytes = sum(map(room_of, self._table.reason.tolist()))
         self.dead = int(np.count_nonzero(self._table.state == DEAD))
         self.next_visible = 0
         self.oldest = int(self._table.since.min(initial=NEVER))
+
+
+def room_of(reason: str) -> int:
+    """What it takes of the memory for reasons, bytes."""
+    return len(reason.encode()) + REASON_ROOM if reason else 0
 
 
 def _grown(column: Array, room: int) -> Array:

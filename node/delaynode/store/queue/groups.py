@@ -370,16 +370,18 @@ class Group:
         if len(rows):
             self._next_visible = min(self._next_visible, int(when_ms.min()))
 
-    def add_dead_letters(self, start: I64, end: I64, attempt: U32, now_ms: int, queue: ConsumeQueue) -> None:
-        """DEAD: offsets that used up their attempts become dead letters; done for the group."""
+    def add_dead_letters(
+        self, start: I64, end: I64, attempt: U32, now_ms: int, queue: ConsumeQueue, reason: str = ""
+    ) -> None:
+        """DEAD, DEAD_REASON: offsets that used up their attempts become dead letters; done for the group."""
         self._extend_window_to(min(int(end.max()), queue.end), queue)
         offsets, attempts = expand(start, end), np.repeat(attempt, end - start)
         positions, again = self.dead_letters.find_redriven(offsets)
-        self.dead_letters.die_again(positions[again], attempts[again], now_ms)
+        self.dead_letters.die_again(positions[again], attempts[again], now_ms, reason)
         inside = np.flatnonzero((offsets >= self.first_unacked) & (offsets < self.window_end))
         inside = inside[self._state[self._rows(offsets[inside])] != DONE]
         dying = offsets[inside]
-        self.dead_letters.add(dying, attempts[inside], rows_at(queue, dying), now_ms)
+        self.dead_letters.add(dying, attempts[inside], rows_at(queue, dying), now_ms, reason)
         self._state[self._rows(dying)] = DONE
         self._advance_first_unacked()
 

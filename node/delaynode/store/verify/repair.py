@@ -52,7 +52,7 @@ KEPT = ".repair"  # beside the shards' directories
 MAX_SKIPPED = 100  # frames: where more would have to be skipped, skipping is no way out
 COPY_BYTES = 8 << 20
 UNLIMITED = 1 << 62  # a segment size that no file reaches
-PROGRESS = (FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD)
+PROGRESS = (FrameKind.ACK, FrameKind.RETRY, FrameKind.DEAD, FrameKind.DEAD_REASON)
 
 
 @dataclass(slots=True)
@@ -347,7 +347,7 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
         return f"{_messages(count)} of group {p.group!r} that were {what}"
     if frame.kind is FrameKind.ACK:
         return f"up to {_messages(count)} that group {p.group!r} had acknowledged are delivered to it again"
-    what = "become dead letters" if frame.kind is FrameKind.DEAD else "be tried again later"
+    what = "be tried again later" if frame.kind is FrameKind.RETRY else "become dead letters"
     return f"{_messages(count)} of group {p.group!r} that were to {what} are handed out again at the same attempt"
 
 

@@ -87,7 +87,9 @@ def extend(group: str, found: list[tuple[int, int]], invisible_ms: int) -> Work:
 def nack(group: str, found: list[tuple[int, int]], *, dead: bool = False) -> Work:
     async def work(host: ShardHost, at: Process) -> None:
         host.check_serving()
-        host.shard.consumers.nack(group, *columns(found), 50, at.clock.now_ms(), dead=dead)
+        now = at.clock.now_ms()
+        reason = f"refused at {now}" if now % 2 else ""
+        host.shard.consumers.nack(group, *columns(found), 50, now, dead=dead, reason=reason)
         host.on_proposed()
         await host.wait_committed(host.shard.log_end)
         host.on_visible()
