@@ -86,6 +86,8 @@ class MessageBatchView:
     end_offset: int
     next_offset: int
     behind_ms: int
+    reason_size: memoryview = _EMPTY
+    reasons: memoryview = _EMPTY
 
 
 # ---------------------------------------------------------------------------------------------- encode
@@ -163,6 +165,9 @@ def encode_message_batch(
     end_offset: int,
     next_offset: int,
     behind_ms: int = 0,
+    *,
+    reason_size: Buffer = b"",
+    reasons: Buffer = b"",
 ) -> bytes:
     """delay.v1.MessageBatch from its columns; `records` is one buffer or the buffers to put one after the other."""
     parts: list[_Raw] = []
@@ -178,6 +183,9 @@ def encode_message_batch(
     _put_varint(parts, 9, end_offset)
     _put_varint(parts, 10, next_offset)
     _put_varint(parts, 11, behind_ms)
+    if len(reason_size) or len(reasons):
+        _put_bytes(parts, 12, reason_size)
+        _put_bytes(parts, 13, reasons)
     return b"".join(parts)
 
 
@@ -266,6 +274,8 @@ def decode_message_batch(data: bytes) -> MessageBatchView:
         end_offset=signed(number.get(9, 0)),
         next_offset=signed(number.get(10, 0)),
         behind_ms=signed(number.get(11, 0)),
+        reason_size=column.get(12, _EMPTY),
+        reasons=column.get(13, _EMPTY),
     )
 
 
@@ -305,6 +315,8 @@ _MESSAGE_BATCH: Final[Schema] = {
     9: ("end_offset", VARINT),
     10: ("next_offset", VARINT),
     11: ("behind_ms", VARINT),
+    12: ("reason_size", BYTES),
+    13: ("reasons", BYTES),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import numpy as np
 from delayapi.handle import Handle
+from delayapi.reasons import check_reason
 from numpy.typing import NDArray
 
 from delayclient.admin import admin as _admin
@@ -173,9 +174,11 @@ class _AcksFromThreads:
         self._hand_on(self._acks.ack_many, offsets)
 
     def nack(
-        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
-    ) -> None:
-        self._hand_on(partial(self._acks.nack, dead=dead), offsets, attempts, backoff_ms)
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False,
+        reason: str = "",
+    ) -> None:  # fmt: skip
+        check_reason(reason)
+        self._hand_on(partial(self._acks.nack, dead=dead, reason=reason), offsets, attempts, backoff_ms)
 
     def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None:
         self._hand_on(self._acks.give_back, offsets, attempts)
@@ -243,9 +246,12 @@ class SyncConsumer(_SyncFacade[_consumer.Consumer]):
         """Done with it; as its own ack()."""
         message.ack()
 
-    def nack(self, message: ReceivedMessage | ReceivedBatch, backoff_ms: int = -1, *, dead: bool = False) -> None:
-        """Ends the attempt: the next one after `backoff_ms`; -1: the group's backoff. `dead`: a dead letter at once."""
-        message.nack(backoff_ms, dead=dead)
+    def nack(
+        self, message: ReceivedMessage | ReceivedBatch, backoff_ms: int = -1, *, dead: bool = False, reason: str = ""
+    ) -> None:
+        """Ends the attempt: the next one after `backoff_ms`; -1: the group's backoff. `dead`: a dead letter at once.
+        `reason`: kept with what becomes a dead letter by this; at most 1,024 bytes. Raises ValueError."""
+        message.nack(backoff_ms, dead=dead, reason=reason)
 
     def give_back(self, message: ReceivedMessage | ReceivedBatch, *, after: int | str | timedelta = 0) -> None:
         """It was not worked on: another consumer gets it at once, or after that time, and it costs no attempt."""

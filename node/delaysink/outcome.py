@@ -8,6 +8,8 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Final
 
+from delayapi.reasons import shortened
+
 MAX_RETRY_AFTER_MS: Final = 3_600_000
 FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS = 1_000, 300_000  # a group's, as the node has it
 OVERLOADED_STATUSES: Final = frozenset({408, 425, 429, 502, 503, 504})
@@ -32,6 +34,12 @@ class Attempt:
     status: int = 0
     answer: bytes = b""
     retry_after_ms: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """What a dead letter of the group is told to have died of."""
+        answer = self.answer.decode("utf-8", "replace")
+        return shortened(f"{self.says}: {answer}" if answer else self.says)
 
 
 def judge(status: int) -> Verdict:

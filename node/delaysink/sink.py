@@ -235,11 +235,11 @@ class Sink:
                 )  # fmt: skip
             except (DelayError, ValueError) as error:
                 self._log({"event": "sink-dead-letter-not-sent", "sink": self._settings.name, "error": str(error)})
-                message.nack(dead=isinstance(error, ValueError))
+                message.nack(dead=isinstance(error, ValueError), reason=attempt.reason)
                 return
             message.ack()
         else:
-            message.nack(dead=True)
+            message.nack(dead=True, reason=attempt.reason)
         self.figures.dead()
 
     def _pace_of(self, receiver: str) -> Pace:

@@ -23,6 +23,8 @@ from delayclient.routing.routing import Cluster
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
+from tests.client.test_cli import delayctl, lines
+
 
 def test_message_comes_at_its_time_and_not_before(endpoint: str) -> None:
     async def main() -> None:
@@ -146,6 +148,36 @@ def test_dead_letters_are_listed_redriven_and_dropped(endpoint: str) -> None:
                 await admin.describe_group("sdk4", "g")
 
     asyncio.run(main())
+
+
+def test_a_dead_letter_says_the_reason_of_its_nack(endpoint: str) -> None:
+    async def main() -> None:
+        async with (
+            Producer(endpoint) as producer,
+            Admin(endpoint) as admin,
+            Consumer(endpoint, "sdk4", "reasons", from_end=True) as consumer,
+        ):
+            await consumer.receive(1)  # the group is made
+            for _ in range(60):  # while the cluster is some seconds old, reasons are not written
+                await producer.send("sdk4", b"b")
+                message = await consumer.receive(60)
+                assert message is not None
+                with pytest.raises(ValueError, match="reason: 1,025 bytes of UTF-8 are more than the limit, 1,024"):
+                    message.nack(dead=True, reason="x" * 1_025)
+                message.nack(dead=True, reason="nö: \x1b[31m" + "x" * 1_000)
+                await consumer.flush()
+                found = [letter.dead_reason async for letter in admin.dead_letters("sdk4", "reasons")]
+                if found[-1]:
+                    break
+                await admin.drop("sdk4", "reasons")
+                await asyncio.sleep(1)
+            assert found == ["nö: \x1b[31m" + "x" * 1_000]
+
+    asyncio.run(main())
+    listed = delayctl("dlq", "list", "sdk4", "--group", "reasons", endpoint=endpoint).stdout
+    assert "  nö: \\x1b[31mxxx" in listed, "what others have written does nothing to a terminal"
+    (line,) = lines(delayctl("dlq", "list", "sdk4", "--group", "reasons", "--json", endpoint=endpoint))
+    assert line["reason"] == "nö: \x1b[31m" + "x" * 1_000
 
 
 def test_tag_filter_belongs_to_the_group(endpoint: str) -> None:

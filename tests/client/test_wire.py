@@ -85,6 +85,8 @@ batches = st.builds(
     records=blob,
     end_offset=i64,
     next_offset=i64,
+    reason_size=blob,
+    reasons=blob,
 )
 messages = requests | responses | batches
 
@@ -137,6 +139,8 @@ def test_encoded_batch_is_read_by_the_generated_class(message: Any, records: lis
         records,
         message.end_offset,
         message.next_offset,
+        reason_size=message.reason_size,
+        reasons=message.reasons,
     )
     assert encoded == message.SerializeToString()
     assert_same(codec.decode_message_batch(encoded), message)

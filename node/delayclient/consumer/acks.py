@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.reasons import check_reason
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
@@ -58,7 +59,7 @@ class QueueAcks:
         self._group = group
         self._acked: list[int] = []
         self._acked_many: list[NDArray[np.int64]] = []
-        self._nacked: dict[tuple[int, bool], list[_Attempts]] = {}  # by backoff ms, and whether they are to die
+        self._nacked: dict[tuple[int, bool, str], list[_Attempts]] = {}  # by backoff ms, whether they die, and why
         self._returned: list[_Attempts] = []
         self._held: dict[int, list[_Attempts]] = {}  # by when they are given back, in ticks of the loop's clock
         self._to_hold: list[tuple[_Attempts, float]] = []  # not extended yet, and until when they must be
@@ -80,11 +81,14 @@ class QueueAcks:
             self._hurry.set()  # as much as a request is worth
 
     def nack(
-        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
-    ) -> None:
-        """End these attempts, i64[n] and u32[n]: the next ones come after `backoff_ms` (-1: the group's backoff)."""
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False,
+        reason: str = "",
+    ) -> None:  # fmt: skip
+        """End these attempts, i64[n] and u32[n]: the next ones come after `backoff_ms` (-1: the group's backoff).
+        Raises ValueError for a reason that is too long."""
+        check_reason(reason)
         if len(offsets):
-            self._nacked.setdefault((backoff_ms, dead), []).append((offsets, attempts))
+            self._nacked.setdefault((backoff_ms, dead, reason), []).append((offsets, attempts))
             if self._task is None:
                 self._start()
 
@@ -182,9 +186,9 @@ class QueueAcks:
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    async def _send_nacks(self, backoff_ms: int, dead: bool) -> None:
-        given = self._nacked.pop((backoff_ms, dead))
-        request = self._request(delay_pb2.NackRequest, given, backoff_ms=backoff_ms, dead=dead)
+    async def _send_nacks(self, backoff_ms: int, dead: bool, reason: str) -> None:
+        given = self._nacked.pop((backoff_ms, dead, reason))
+        request = self._request(delay_pb2.NackRequest, given, backoff_ms=backoff_ms, dead=dead, reason=reason)
         await self._try("Nack", request, delay_pb2.NackResponse.FromString)
 
     def _give_back_held(self, tick: int) -> None:

@@ -64,10 +64,11 @@ class RenewingAcks(QueueAcks):
         super().ack_many(offsets)
 
     def nack(
-        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
-    ) -> None:
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False,
+        reason: str = "",
+    ) -> None:  # fmt: skip
+        super().nack(offsets, attempts, backoff_ms, dead=dead, reason=reason)
         self._forget(offsets)
-        super().nack(offsets, attempts, backoff_ms, dead=dead)
 
     def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None:
         self._forget(offsets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final, Protocol
@@ -12,6 +12,7 @@ from delayapi.codec import MessageBatchView
 from delayapi.durations import duration_ms
 from delayapi.handle import Handle, encode_handles
 from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.reasons import cut_reasons
 from numpy.typing import NDArray
 
 from delayclient.errors import DelayError
@@ -26,8 +27,9 @@ class Acknowledger(Protocol):
     def ack(self, offset: int) -> None: ...
     def ack_many(self, offsets: NDArray[np.int64]) -> None: ...
     def nack(
-        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False
-    ) -> None: ...
+        self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], backoff_ms: int, *, dead: bool = False,
+        reason: str = "",
+    ) -> None: ...  # fmt: skip
     def give_back(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None: ...
     def give_back_later(self, offsets: NDArray[np.int64], attempts: NDArray[np.uint32], after_s: float) -> None: ...
     async def extend(
@@ -93,6 +95,13 @@ class ReceivedBatch:
             _column("attempt", view.attempt, "<u4", n) if len(view.attempt) else np.ones(n, np.uint32)
         )
         """u32[n], 1 at the first delivery."""
+        self.dead_reason: Sequence[str] = ()
+        """Of dead letters, n of them: what the nack said that made each one. Empty: none of them has any."""
+        if len(view.reason_size):
+            try:
+                self.dead_reason = cut_reasons(np.frombuffer(view.reason_size, "<u2"), bytes(view.reasons), n)
+            except ValueError as error:
+                raise DelayError(f"{topic}-{queue}: {error}", code="INTERNAL", reason="BAD_COLUMNS") from None
         self.records = view.records
         """n encoded delay.v1.Message, one after the other."""
         self.received_ms = received_ms
@@ -123,10 +132,14 @@ class ReceivedBatch:
         self._acks.ack_many(self.offset)
         return DONE
 
-    def nack(self, backoff_ms: int = -1, rows: slice = slice(None), *, dead: bool = False) -> Awaitable[None]:
+    def nack(
+        self, backoff_ms: int = -1, rows: slice = slice(None), *, dead: bool = False, reason: str = ""
+    ) -> Awaitable[None]:
         """Ends their attempts: the next ones after `backoff_ms`; -1: the group's exponential backoff. `dead`: no more
-        attempts, they are dead letters at once."""
-        self._acks.nack(self.offset[rows], self.attempt[rows], backoff_ms, dead=dead)
+        attempts, they are dead letters at once. `reason`: kept with those that become dead letters by this; at most
+        1,024 bytes. Raises ValueError.
+        """
+        self._acks.nack(self.offset[rows], self.attempt[rows], backoff_ms, dead=dead, reason=reason)
         return DONE
 
     def give_back(self, rows: slice = slice(None), *, after: int | str | timedelta = 0) -> Awaitable[None]:
@@ -194,10 +207,12 @@ class ReceivedMessage:
         batch._acks.ack(batch._offsets[self._row])
         return DONE
 
-    def nack(self, backoff_ms: int = -1, *, dead: bool = False) -> Awaitable[None]:
+    def nack(self, backoff_ms: int = -1, *, dead: bool = False, reason: str = "") -> Awaitable[None]:
         """Ends this attempt: the next one after `backoff_ms`; -1: the group's exponential backoff. `dead`: no more
-        attempts, it is a dead letter at once."""
-        return self._batch.nack(backoff_ms, slice(self._row, self._row + 1), dead=dead)
+        attempts, it is a dead letter at once. `reason`: kept with it if it becomes a dead letter by this; at most 1,024
+        bytes. Raises ValueError.
+        """
+        return self._batch.nack(backoff_ms, slice(self._row, self._row + 1), dead=dead, reason=reason)
 
     def give_back(self, *, after: int | str | timedelta = 0) -> Awaitable[None]:
         """It was not worked on: another consumer gets it at once, or after that time, and it costs no attempt. `after`:
@@ -245,6 +260,12 @@ class ReceivedMessage:
     def attempt(self) -> int:
         """1 at the first delivery."""
         return int(self._batch.attempt[self._row])
+
+    @property
+    def dead_reason(self) -> str:
+        """Of a dead letter: what the nack said that made it one. Empty: it said nothing, or its last attempt ran out
+        of time."""
+        return self._batch.dead_reason[self._row] if self._batch.dead_reason else ""
 
     @property
     def handle(self) -> str:

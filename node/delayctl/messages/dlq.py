@@ -90,6 +90,7 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
                 "seq": message.seq,
                 "due_ms": message.due_ms,
                 "attempt": message.attempt,
+                "reason": message.dead_reason,
                 "key": record.key,
                 "tag": record.tag,
                 "body": text_of(record.body),
@@ -101,3 +102,5 @@ def _print(settings: CommandSettings, message: ReceivedMessage) -> None:
     place = f"{message.topic}-{message.queue} offset {message.offset}"
     line = f"{format_instant(message.due_ms)} {place} attempts {message.attempt}{marks} {text_of(record.body)}"
     click.echo(harmless(line))
+    if message.dead_reason:
+        click.echo(harmless(f"  {message.dead_reason}"))

@@ -120,6 +120,24 @@ def test_a_lease_ends_is_extended_or_given_back(ask: Ask, topic: str) -> None:
     assert refused.value.reason == "LEASE_OVER", "it is done"
 
 
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_dead_letter_says_why(ask: Ask, topic: str, wire: Wire) -> None:
+    client, ends = ask(0, wire), time.monotonic() + 120
+    while True:
+        send(client, topic, message("a", key="a"))
+        (one,) = receive(client, topic, 1)
+        with pytest.raises(CallFailed, match="reason: 1,026 bytes of UTF-8 are more than the limit, 1,024"):
+            client.call("Nack", receipts=[one.receipt], dead=True, reason="ä" * 513)
+        assert client.call("Nack", receipts=[one.receipt], dead=True, reason="status 400: nö").results[0].settled
+        (dead,) = client.call("ListDeadLetters", topic=topic, group="g").deliveries
+        if dead.dead_reason:
+            break
+        assert time.monotonic() < ends, "reasons are kept once all nodes write format 5"
+        client.call("DropDeadLetters", topic=topic, group="g")
+        time.sleep(0.5)
+    assert dead.dead_reason == "status 400: nö"
+
+
 def test_a_message_dies_by_attempts_or_at_once_and_is_redriven_or_dropped(ask: Ask, topic: str) -> None:
     client = ask(1)
     send(client, topic, *(message(name, key=name) for name in ("often", "once")))

@@ -143,6 +143,8 @@ BAD = [
         r"column attempt has 0 rows, expected 1"),
     Bad("a backoff of 13 hours", call("Nack", group="made", offset=i64(0), attempt=u32(1), backoff_ms=46_800_000),
         INVALID, "BAD_REQUEST", r"backoff_ms: 13 h is not within 0 ms and the limit, 12 h"),
+    Bad("a reason of 1,026 bytes", call("Nack", group="made", offset=i64(0), attempt=u32(1), reason="ä" * 513),
+        INVALID, "BAD_REQUEST", r"reason: 1,026 bytes of UTF-8 are more than the limit, 1,024"),
     Bad("a negative backoff", call("Nack", group="made", offset=i64(0), attempt=u32(1), backoff_ms=-7),
         INVALID, "BAD_REQUEST", r"backoff_ms: -7 ms"),
     Bad("ack of ranges and of attempts", call("Ack", group="made", start=i64(0), end=i64(1), offset=i64(0),

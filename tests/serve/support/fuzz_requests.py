@@ -208,7 +208,7 @@ class Maker:
             case "Nack":
                 fields = {
                     "group": group, **self.attempts(), "backoff_ms": choose.choice((0, -1, 10, self.i64())),
-                    "dead": choose.random() < 0.2,
+                    "dead": choose.random() < 0.2, "reason": choose.choice(("", "status 503", "ä" * 512, "x" * 1_025)),
                 }  # fmt: skip
             case "Extend":
                 fields = {"group": group, **self.attempts(), "invisible_ms": choose.choice((0, 10, self.u32()))}

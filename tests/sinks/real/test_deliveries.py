@@ -169,6 +169,8 @@ def test_dead_letters_say_status_and_answer(
             async with Admin(cluster.endpoints[0]) as admin:
                 dead = [it async for it in admin.dead_letters(second, "plain")]
                 assert [it.body for it in dead] == [b"second"]
+                reason = "status 422: no such order \ufffd" + "x" * 497
+                assert dead[0].dead_reason == reason, "a cluster that is a minute old writes format 5"
 
     asyncio.run(main())
 

@@ -253,10 +253,11 @@ class Door:
         return await self._settle(call, "Ack", receipts, answers)
 
     async def nack(
-        self, call: Call, receipts: Sequence[Receipt], answers: Answers, *, backoff_ms: int = -1, dead: bool = False
-    ) -> list[Refused | None]:
-        """As ack(). backoff_ms -1: by attempts."""
-        return await self._settle(call, "Nack", receipts, answers, backoff_ms=backoff_ms, dead=dead)
+        self, call: Call, receipts: Sequence[Receipt], answers: Answers, *, backoff_ms: int = -1, dead: bool = False,
+        reason: str = "",
+    ) -> list[Refused | None]:  # fmt: skip
+        """As ack(). backoff_ms -1: by attempts. reason: kept with what becomes a dead letter."""
+        return await self._settle(call, "Nack", receipts, answers, backoff_ms=backoff_ms, dead=dead, reason=reason)
 
     async def extend(
         self, call: Call, receipts: Sequence[Receipt], answers: Answers, *, lease_ms: int

@@ -16,6 +16,7 @@ from delayapi.handle import BadHandle, Handle
 from delayapi.message_ids import MAX_ID_BYTES
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.proto.delay.v1 import messages_pb2 as rows
+from delayapi.reasons import cut_reasons
 from delayapi.receipt import BadReceipt, Receipt
 from delayapi.units import DAY_MS
 from google.protobuf.duration_pb2 import Duration
@@ -132,7 +133,9 @@ class MessageService:
         request = parse(rows.NackMessagesRequest, data)
         receipts, bad = _receipts(request.receipts)
         backoff_ms = _milliseconds("backoff", request.backoff, MAX_INVISIBLE_MS) if request.HasField("backoff") else -1
-        done = await self._door.nack(call, receipts, answers, backoff_ms=backoff_ms, dead=request.dead)
+        done = await self._door.nack(
+            call, receipts, answers, backoff_ms=backoff_ms, dead=request.dead, reason=request.reason
+        )
         return self._settled(receipts, bad, done)
 
     async def _extend(self, data: Body, call: Call, answers: Answers) -> Body:
@@ -323,7 +326,11 @@ class MessageService:
             known = True
             there = _dead(request, shard, batch)
             found = there[: decodable(one.record for one in there)]
-            answer.deliveries.extend(_delivery(one, request.body_format) for one in found)
+            reasons = cut_reasons(np.frombuffer(batch.reason_size, "<u2"), batch.reasons, batch.count)
+            for one, reason in zip(found, reasons, strict=False):
+                delivery = _delivery(one, request.body_format)
+                delivery.dead_reason = reason
+                answer.deliveries.append(delivery)
             if len(answer.deliveries) >= size or len(found) < len(there):
                 answer.next_page_token = _token((shard.spec.queue, found[-1].receipt.offset))
                 break

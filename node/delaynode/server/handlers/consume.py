@@ -9,6 +9,7 @@ import numpy as np
 from delayapi.codec import encode_message_batch
 from delayapi.durations import format_ms
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delayapi.reasons import check_reason, join_reasons
 from delayapi.units import HOUR_MS
 
 from delaynode.limits.budget import Answers
@@ -85,6 +86,7 @@ class ConsumeCalls:
         rows = delivery.rows
         await answers.reserve(len(rows) * ROW_BYTES + int(rows["size"].sum(dtype=np.int64)))
         records = await host.read_records(rows)
+        reason_size, reasons = join_reasons(delivery.reasons) if delivery.reasons else (b"", b"")
         plain = not len(delivery.attempt) or bool((delivery.attempt == 1).all())
         return encode_message_batch(
             host.shard.identity.uid,
@@ -98,6 +100,8 @@ class ConsumeCalls:
             host.shard.queue.visible,
             int(delivery.offset[-1]) + 1 if len(rows) else host.shard.queue.visible,
             host.behind_ms(),
+            reason_size=reason_size,
+            reasons=reasons,
         )
 
     async def ack(self, request: pb.AckRequest, host: ShardHost) -> pb.AckResponse:
@@ -131,9 +135,15 @@ class ConsumeCalls:
                 f"backoff_ms: {format_ms(request.backoff_ms)} is not within 0 ms and the limit, "
                 f"{format_ms(MAX_INVISIBLE_MS)}; -1: the default",
             )
+        try:
+            check_reason(request.reason)
+        except ValueError as error:
+            raise Refused("BAD_REQUEST", str(error)) from None
         await host.pass_filtered(request.group)
         now = self.node.clock.now_ms()
-        counts = shard.consumers.nack(request.group, offset, attempt, request.backoff_ms, now, dead=request.dead)
+        counts = shard.consumers.nack(
+            request.group, offset, attempt, request.backoff_ms, now, dead=request.dead, reason=request.reason
+        )
         host.on_proposed()
         await host.wait_committed(shard.log_end)
         host.on_visible()
@@ -184,7 +194,9 @@ class ConsumeCalls:
         )
         await host.wait_committed(host.shard.log_end)
         fits = fitting(letters.rows["size"])
-        delivery = ConsumerDelivery(letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits])
+        delivery = ConsumerDelivery(
+            letters.offset[:fits], letters.attempt[:fits], letters.rows[:fits], reasons=letters.reasons[:fits]
+        )
         return await self._message_batch(host, delivery, answers)
 
     async def resolve_dead_letters(

@@ -239,7 +239,7 @@ class ReceiveRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., invisible_ms: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., from_end: _Optional[bool] = ...) -> None: ...
 
 class MessageBatch(_message.Message):
-    __slots__ = ("uid", "count", "offset", "due", "seq", "size", "attempt", "records", "end_offset", "next_offset", "behind_ms")
+    __slots__ = ("uid", "count", "offset", "due", "seq", "size", "attempt", "records", "end_offset", "next_offset", "behind_ms", "reason_size", "reasons")
     UID_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,8 @@ class MessageBatch(_message.Message):
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     uid: int
     count: int
     offset: bytes
@@ -262,7 +264,9 @@ class MessageBatch(_message.Message):
     end_offset: int
     next_offset: int
     behind_ms: int
-    def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., offset: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., records: _Optional[bytes] = ..., end_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ...) -> None: ...
+    reason_size: bytes
+    reasons: bytes
+    def __init__(self, uid: _Optional[int] = ..., count: _Optional[int] = ..., offset: _Optional[bytes] = ..., due: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., size: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., records: _Optional[bytes] = ..., end_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., behind_ms: _Optional[int] = ..., reason_size: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
 class AckRequest(_message.Message):
     __slots__ = ("topic", "queue", "group", "start", "end", "offset", "attempt")
@@ -291,7 +295,7 @@ class AckResponse(_message.Message):
     def __init__(self, acknowledged: _Optional[int] = ..., settlement: _Optional[bytes] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("topic", "queue", "group", "offset", "attempt", "backoff_ms", "dead")
+    __slots__ = ("topic", "queue", "group", "offset", "attempt", "backoff_ms", "dead", "reason")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +303,7 @@ class NackRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     group: str
@@ -306,7 +311,8 @@ class NackRequest(_message.Message):
     attempt: bytes
     backoff_ms: int
     dead: bool
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., backoff_ms: _Optional[int] = ..., dead: _Optional[bool] = ...) -> None: ...
+    reason: str
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., group: _Optional[str] = ..., offset: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., backoff_ms: _Optional[int] = ..., dead: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ("retried", "dead", "ignored", "settlement")

@@ -143,7 +143,7 @@ class ReceiveMessagesResponse(_message.Message):
     def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("receipt", "key", "tag", "properties", "body", "body_text", "message_id", "due", "sent", "attempt", "lease_ends")
+    __slots__ = ("receipt", "key", "tag", "properties", "body", "body_text", "message_id", "due", "sent", "attempt", "lease_ends", "dead_reason")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Delivery(_message.Message):
     SENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_REASON_FIELD_NUMBER: _ClassVar[int]
     receipt: str
     key: str
     tag: str
@@ -173,7 +174,8 @@ class Delivery(_message.Message):
     sent: _timestamp_pb2.Timestamp
     attempt: int
     lease_ends: _timestamp_pb2.Timestamp
-    def __init__(self, receipt: _Optional[str] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ..., body_text: _Optional[str] = ..., message_id: _Optional[str] = ..., due: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sent: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., lease_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    dead_reason: str
+    def __init__(self, receipt: _Optional[str] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., body: _Optional[bytes] = ..., body_text: _Optional[str] = ..., message_id: _Optional[str] = ..., due: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sent: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., lease_ends: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., dead_reason: _Optional[str] = ...) -> None: ...
 
 class AckMessagesRequest(_message.Message):
     __slots__ = ("receipts",)
@@ -182,14 +184,16 @@ class AckMessagesRequest(_message.Message):
     def __init__(self, receipts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NackMessagesRequest(_message.Message):
-    __slots__ = ("receipts", "backoff", "dead")
+    __slots__ = ("receipts", "backoff", "dead", "reason")
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     receipts: _containers.RepeatedScalarFieldContainer[str]
     backoff: _duration_pb2.Duration
     dead: bool
-    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., backoff: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dead: _Optional[bool] = ...) -> None: ...
+    reason: str
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., backoff: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dead: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ExtendMessagesRequest(_message.Message):
     __slots__ = ("receipts", "lease")
