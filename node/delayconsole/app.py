@@ -28,7 +28,6 @@ STATIC: Final = ("static", "vendor")
 
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 
-AUDIT_EVENT: Final = "audit-console"
 AUDITED_CHARS: Final = 500
 """Of a command, in the audit log: of 500 handles it has thousands."""
 
@@ -164,7 +163,7 @@ class ConsoleApp:
 
     def _audited(self, view: PageView, page: ConsolePage, action: ConsoleAction, plan: ActionPlan, came: str) -> None:
         self._audit({
-            "event": AUDIT_EVENT, "log": "audit", "principal": view.visitor.name,
+            "event": "audit-console", "log": "audit", "principal": view.visitor.name,
             "operation": f"{page.name} {action.name}", "resource": plan.command[:AUDITED_CHARS], "why": came,
         })  # fmt: skip
 
