@@ -101,7 +101,7 @@
     const axis = { stroke: colour("--soft"), grid: { show: false }, ticks: { stroke: colour("--line"), size: 4 },
       font: "12px system-ui, sans-serif" };
     plot = new uPlot({
-      width: place.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
+      width: place.clientWidth, height, legend: { show: false }, padding: [8, 20, 0, 0],
       tzDate: (s) => (consoleLook.zone() === "utc" ? uPlot.tzDate(new Date(s * 1000), "Etc/UTC") : new Date(s * 1000)),
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 6 } },
       scales: { x: { time: true, range: () => [data.edges[0] / 1000, data.edges.at(-1) / 1000] },
