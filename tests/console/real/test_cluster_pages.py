@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pytest
 from delayclient.admin.schedules import Schedule
@@ -267,6 +272,54 @@ def test_a_plan_is_seen_before_and_after_approved_and_carried_out(seen: ConsoleB
         until(lambda: set(at.shard("planned-0").spec.replicas) == moved, "the plan is carried out")
         until(lambda: state().startswith("Ready"), "and over")
         seen.check("rebalance-done")
+
+
+@pytest.mark.skipif("DELAY_CONSOLE_PROPOSE" not in os.environ, reason="Spark starts: set DELAY_CONSOLE_PROPOSE")
+def test_a_plan_is_proposed_by_spark(seen: ConsoleBrowser, pair: LocalCluster) -> None:
+    page = seen.open("/rebalance")
+    page.set_default_timeout(300_000)
+    page.click("main button:text-is('Propose a plan')")
+    done = confirm(seen, "propose the moves that spread it?", f"delayctl rebalance --data {pair.data}")
+    assert "There is nothing to propose" in done or "A plan is made" in done
+    seen.check("rebalance-proposed")
+
+
+def test_what_was_done_here_is_in_the_audit_log(seen: ConsoleBrowser, pair: LocalCluster) -> None:
+    with Admin(pair.endpoints[0]) as admin:
+        admin.schedules.put(Schedule("again", EVIL + "audited", "x", cron=["0 9 * * *"]))
+    page = seen.open("/schedules/one?" + urlencode({"topic": "again", "id": EVIL + "audited"}))
+    page.click("main button:text-is('Trigger')")
+    confirm(seen, "once, now?")
+    page = seen.open("/audit?event=audit-console&text=audited")
+    (row,) = [it.inner_text() for it in page.locator("tbody tr").all()]
+    assert "done by the console" in row
+    assert "schedules trigger again" in row
+    assert "has fired" in row
+    assert getpass.getuser() in row
+    seen.check("audit-rows")
+
+
+def test_a_node_that_hangs_takes_no_page_away(seen: ConsoleBrowser, pair: LocalCluster) -> None:
+    """Each page answers, with what the others know, or says that it has no answer: all of them at once."""
+    pages = ["/wheel", "/pending?topic=lags", "/groups", "/dead-letters", "/schedules?topic=again", "/sinks", "/nodes",
+             "/shards", "/rebalance", "/audit"]  # fmt: skip
+    cookie = "; ".join(f"{it['name']}={it['value']}" for it in seen.context.cookies())
+
+    def asked(path: str) -> tuple[int, str]:
+        with urlopen(Request(seen.base + path, headers={"Cookie": cookie}), timeout=60) as answer:
+            return answer.status, answer.read().decode()
+
+    os.kill(pair.pids["n1"], signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(len(pages)) as pool:
+            answers = dict(zip(pages, pool.map(asked, pages), strict=True))
+        assert {status for status, _ in answers.values()} == {200}
+        assert "no answer" in answers["/nodes"][1]
+        seen.open("/nodes")
+        seen.check("nodes-one-hangs")
+    finally:
+        os.kill(pair.pids["n1"], signal.SIGCONT)
+    pair.wait_ready()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from playwright.sync_api import expect
 from tests.console.support.browser import ConsoleBrowser, needs_browser
 
 pytestmark = needs_browser()
+LARGEST = (bytes(range(256)) * 16_384)[: (4 << 20) - 64]
+"""What a message of 4 MiB can have as its body, beside its key."""
 XSS = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'`{{7*7}}"
 
 
@@ -122,7 +124,7 @@ def test_what_others_put_into_messages_is_text(window: ConsoleBrowser, endpoint:
         handle = producer.send(
             "evil", XSS, at=in_hours(1), key=XSS, tag="<b>tag</b>", properties={XSS: XSS, "</dl>": "<script>"}
         ).handle
-        binary = producer.send("evil", bytes(range(256)) * 16_000, at=in_hours(2), key="binary").handle
+        binary = producer.send("evil", LARGEST, at=in_hours(2), key="binary").handle
     page = window.open(f"/pending?topic=evil&key={quote(XSS)}")
     expect(page.locator("tbody tr")).to_have_count(1)
     assert XSS in window.text()
@@ -136,12 +138,12 @@ def test_what_others_put_into_messages_is_text(window: ConsoleBrowser, endpoint:
     window.check("evil-confirm")
     started = time.monotonic()
     page = window.open(f"/pending/message?handle={binary}")
-    assert "3.9 MiB, bytes; the first 4.0 KiB are shown" in window.text()
+    assert "4.0 MiB, bytes; the first 4.0 KiB are shown" in window.text()
     assert time.monotonic() - started < 30
     window.check("binary")
     with page.expect_download() as download:
         page.click("text=Download all of it")
-    assert download.value.path().read_bytes() == bytes(range(256)) * 16_000
+    assert download.value.path().read_bytes() == LARGEST
 
 
 @pytest.mark.parametrize(
