@@ -16,7 +16,7 @@ demo: setup ## 336,776 real flights as delayed messages on three local nodes (AR
 	@$(BIN)/python -m demo $(ARGS)
 
 # Rooms of tests of real processes against a real clock, the longest first. They wait most of the time, so that three
-# at once have room: make -j 3 -O test-real. One alone: make tests/faults.
+# at once have room: make test-real -j 3 -O. One alone: make tests/faults.
 REAL_SPARK := tests/rebalance
 REAL := $(addprefix tests/,operator serve faults client local doors/rows doors/rocketmq console/real kube sinks/real \
   redteam demo) $(REAL_SPARK)
