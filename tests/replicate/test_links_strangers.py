@@ -6,6 +6,7 @@ import asyncio
 import random
 import resource
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from delaynode.replication.transport import connection
 from delaynode.replication.transport.connection import HELLO_BYTES, Hello, decode_answer, encode_answer
 from delaynode.replication.transport.links import Address
 
-from tests.replicate.ends import all_read, hello_to, pair, ring, running, stranger, until
+from tests.replicate.ends import QUICK, all_read, hello_to, pair, ring, running, stranger, until
 
 
 def resident_bytes() -> int:
@@ -114,7 +115,8 @@ async def test_a_refusal_is_told_before_the_connection_is_closed() -> None:
 
 @running
 async def test_strangers_that_wait_are_few() -> None:
-    async with ring("n1") as made:
+    async with ring() as made:
+        await made.add("n1", times=replace(QUICK, hello=60.0))  # none of them goes by itself before all are there
         crowd = [await stranger(made.addresses["n1"]) for _ in range(300)]
         await until("some were turned away", lambda: bool(made.events("peer-not-accepted")))
         assert made.links["n1"].unidentified <= 128

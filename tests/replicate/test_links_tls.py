@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -18,6 +19,7 @@ from delaynode.clock import boot_ms, wall_ms
 from delaynode.replication.heartbeat_guard import HeartbeatGuard, NoKey
 from delaynode.replication.protocol import Commit, Frames, Heartbeat, encode_heartbeat
 from delaynode.replication.transport import links as links_module
+from delaynode.replication.transport import tls as tls_module
 from delaynode.replication.transport.connection import decode_answer
 from delaynode.replication.transport.links import RENEW_MS, WITHDRAWN_MS, Address, Links, renewal_ms
 from delaynode.replication.transport.tls import LinkSecurity, NotSecured, PeerTls, _context
@@ -62,14 +64,14 @@ class Secured:
 
 @contextlib.asynccontextmanager
 async def secured(*nodes: Secured) -> AsyncIterator[Ring]:
-    async with ring() as made:
-        try:
+    try:
+        async with ring() as made:
             for node in nodes:
                 await node.join(made)
             yield made
-        finally:
-            for node in nodes:
-                node.tls.close()
+    finally:
+        for node in nodes:  # once their links are closed: one that is tried again needs the thread of its handshakes
+            node.tls.close()
 
 
 async def up(made: Ring, one: str = "n0", other: str = "n1") -> None:
@@ -205,6 +207,34 @@ async def test_an_expired_certificate_and_one_with_another_key_are_refused() -> 
         one.held = certificates(issued, ca.pem)
         async with secured(one, Secured("n1", ca)) as made:
             await refused(made, "n0", "n1")
+
+
+@running
+async def test_no_socket_is_closed_under_a_handshake_that_is_given_up_twice() -> None:
+    """As by a time-out, and then by the end of the node: its number could be a file's by the time it is written to."""
+    tls, (sock, other) = Secured("n0", Authority()).tls, socket.socketpair()
+    sock.setblocking(False)
+    began, go_on, open_files = threading.Event(), threading.Event(), []
+
+    def slowly(secured: ssl.SSLSocket) -> None:
+        began.set()
+        go_on.wait(10)
+        open_files.append(secured.fileno())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tls_module, "_step", slowly)
+        task = asyncio.create_task(tls.secure(sock, server=False))
+        await until("it shakes hands", began.is_set)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await until("the thread is done with it", lambda: bool(open_files))
+    assert open_files != [-1]
+    other.close()
+    tls.close()
 
 
 @running

@@ -9,6 +9,7 @@ arithmetic for those who are not known yet.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -93,7 +94,10 @@ class PeerTls:
             try:
                 wants = await asyncio.shield(step)
             except asyncio.CancelledError:
-                await asyncio.wait([step])  # it never waits for the network
+                # It never waits for the network. A socket that is closed meanwhile leaves its number to another file.
+                while not step.done():
+                    with contextlib.suppress(asyncio.CancelledError):  # cancelled again: a time-out, then the end
+                        await asyncio.wait([step])
                 step.exception()  # nobody asks for it any more
                 raise
             if wants is None:
