@@ -128,10 +128,11 @@ def test_a_client_that_does_not_speak_http2_is_ended(tls: FakeNode, alpn: tuple)
 
 
 @pytest.mark.parametrize("name", ["tls", "mtls"])
-def test_plain_text_to_tls_ends_at_once(tls: FakeNode, name: str) -> None:
+def test_plain_text_to_tls_ends_at_once(start, ca: Authority, client_ca: Authority, name: str) -> None:
+    tls = with_tls(start(handshake_ms=60_000), ca, client_ca)
     with socket.create_connection(("127.0.0.1", tls.ports[name])) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(50))
-        assert ends(connection, 0.8)  # sooner than its handshake had to be done
+        assert ends(connection, 20.0)  # sooner than its handshake had to be done
     with grpc.insecure_channel(f"127.0.0.1:{tls.ports[name]}") as channel:
         with pytest.raises(grpc.RpcError) as raised:
             echo(channel, 5.0)
@@ -202,7 +203,7 @@ def test_handshakes_under_way_are_bounded_and_others_come_after(start, ca: Autho
     node.wait(lambda: node.edge.figures()["connections"] == 3)
     with node.channel() as plain, dial(node, ca, "mtls", client_ca.issue(URI)) as other:
         assert echo(plain) + echo(other) == b"xx"  # listeners do not share the bound
-        assert node.edge.figures()["connections"] == 5
+        node.wait(lambda: node.edge.figures()["connections"] == 5)  # for a moment fewer, when a silent one is cut
     with dial(node, ca) as channel:
         assert echo(channel, 20.0) == b"x"
     for one in silent:
@@ -258,7 +259,7 @@ def test_a_ca_rolls_over_with_old_and_new_trusted_together(tls: FakeNode, ca: Au
 def test_a_session_is_not_resumed(tls: FakeNode) -> None:
     """A client that is trusted no longer must not come in by a ticket."""
     with handshake(tls) as connection:
-        connection.settimeout(0.5)
+        connection.settimeout(10)
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
         assert connection.recv(100)  # its tickets would have been before this
         assert connection.session is None or not connection.session.has_ticket
