@@ -25,7 +25,8 @@ import jwt
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 MAX_ANSWER_BYTES: Final = 256 << 10
-MAX_PENDING: Final = 1_000
+MAX_PENDING: Final = 20_000
+"""Anybody may begin one, and the oldest goes: as many as strangers begin in the minute that a person takes."""
 PENDING_S: Final = 600.0
 """So long a person may take at the provider."""
 METADATA_S: Final = 3_600.0
@@ -80,9 +81,10 @@ class OidcFlow:
         """Where the browser goes, and what its cookie must be when it comes back to `redirect`. Raises OidcError."""
         found = await self._discovered()
         now_s = self._now_s()
-        self._pending = {state: it for state, it in self._pending.items() if it.until_s > now_s}
-        while len(self._pending) >= MAX_PENDING:
-            del self._pending[next(iter(self._pending))]
+        while oldest := next(iter(self._pending), None):
+            if self._pending[oldest].until_s > now_s and len(self._pending) < MAX_PENDING:
+                break
+            del self._pending[oldest]
         state, verifier, nonce, browser = (secrets.token_urlsafe(32) for _ in range(4))
         self._pending[state] = _Pending(verifier, nonce, browser, redirect, now_s + PENDING_S)
         challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
