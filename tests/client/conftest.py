@@ -11,7 +11,7 @@ from delayregistry.model import TopicSpec
 def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two real nodes with topics for one test each, so that tests do not see each other's messages."""
     topics = [TopicSpec(f"{kind}{n}", 4) for kind in ("sdk", "cli") for n in range(11)]
-    topics += [TopicSpec(f"sched{n}", 2) for n in range(5)]
+    topics += [TopicSpec(name, 2) for name in (*(f"sched{n}" for n in range(5)), "seen")]
     topics += [TopicSpec("once", 4, deduplicate=True), TopicSpec("reports", 1), TopicSpec("watched", 4)]
     topics += [TopicSpec("leaving", 4), TopicSpec("coming", 4), TopicSpec("wide", 100)]
     topics += [TopicSpec("settled", 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,25 @@ def test_many_messages_are_spread_and_seen_in_the_wheel(endpoint: str) -> None:
     shards = lines(delayctl("shards", "cli2", "--json", endpoint=endpoint))
     assert sum(shard["pending"] for shard in shards) == 70_000
     assert "cli2-3" in delayctl("shards", endpoint=endpoint).stdout
+
+
+def test_firings_to_come_are_seen_in_the_wheel(endpoint: str) -> None:
+    def wheel() -> list[Any]:
+        return lines(delayctl("wheel", "seen", "--json", endpoint=endpoint))
+
+    put = ("schedules", "put", "seen", "minutely", "--cron", "* * * * *", "--max-firings", "30", "--body", "x")
+    assert delayctl(*put, endpoint=endpoint).exit_code == 0
+    first, second = wheel()
+    assert sum(one["messages"] for one in first["firings"]) in (29, 30), "nothing is pending: a day from now"
+    assert "firings" not in second, "schedules are state of queue 0"
+    delayctl("produce", "seen", "--delay", "10m30s", "--body", "x", endpoint=endpoint)
+    found = wheel()[0]["firings"]
+    assert sum(one["messages"] for one in found) in (10, 11, 12), "up to the last message"
+    assert {one["width_ms"] for one in found} == {1_000}
+    shown = delayctl("wheel", "seen", endpoint=endpoint).stdout
+    assert re.search(r"^seen schedules .* 1[0-2]$", shown, re.M), shown
+    assert delayctl("schedules", "delete", "seen", "minutely", "--yes", endpoint=endpoint).exit_code == 0
+    assert "schedules" not in delayctl("wheel", "seen", endpoint=endpoint).stdout
 
 
 def test_input_lines_are_sent_as_they_say(endpoint: str, tmp_path: Path) -> None:

@@ -221,7 +221,8 @@ class GroupForecast:
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
     """A topic's load to come, all queues together: arrivals[i] messages are released within (i + 1) * bucket_ms from
-    now, those of schedules included, at the topic's maxReleasePerSecond."""
+    now, those of schedules included, at the topic's maxReleasePerSecond. firings: how many of these are of schedules,
+    without that rate: each schedule's next one, and the first 1,000 after these."""
 
     topic: str
     now_ms: int
@@ -229,6 +230,7 @@ class Forecast:
     arrivals: NDArray[np.int64]
     pending: int
     groups: dict[str, GroupForecast]
+    firings: NDArray[np.int64]
 
 
 def forecast_of(topic: delay_pb2.TopicForecast, answer: delay_pb2.ForecastResponse) -> Forecast:
@@ -240,7 +242,8 @@ def forecast_of(topic: delay_pb2.TopicForecast, answer: delay_pb2.ForecastRespon
         for one in topic.groups
     }
     arrivals = column(topic.arrivals, "<i8", answer.buckets)
-    return Forecast(topic.topic, answer.now_ms, answer.bucket_ms, arrivals, topic.pending, groups)
+    firings = column(topic.firings, "<i8", answer.buckets) if topic.firings else np.zeros(answer.buckets, np.int64)
+    return Forecast(topic.topic, answer.now_ms, answer.bucket_ms, arrivals, topic.pending, groups, firings)
 
 
 def pending_rows(topic: str, queue: int, batch: delay_pb2.PendingBatch) -> list[Pending]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,24 @@ if TYPE_CHECKING:
 
     from delayctl.cluster.wheel_nodes import CopyMove
 
+MOST_BUCKETS = 1_440  # of a forecast
 _WIDTHS_MS = tuple(
     seconds * 1000
     for seconds in (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 7 * 86_400)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Firings:
+    """Messages of a topic's schedules to come, in slots: i64[k] each, as a Wheel has them."""
+
+    slot_start: NDArray[np.int64]
+    slot_width: NDArray[np.int64]
+    messages: NDArray[np.int64]
+
+    def as_json(self) -> list[dict[str, int]]:
+        rows = zip(self.slot_start.tolist(), self.slot_width.tolist(), self.messages.tolist(), strict=True)
+        return [{"start_ms": start, "width_ms": width, "messages": count} for start, width, count in rows if count]
 
 
 @click.command()
@@ -59,7 +74,7 @@ def wheel(
     proposed: bool,
     data: Path,
 ) -> None:
-    """Show when the pending messages of TOPIC, or of all topics, are due."""
+    """Show when the pending messages of TOPIC, or of all topics, are due, and when their schedules fire."""
     if not nodes:
         if plan is not None or proposed:
             raise click.UsageError("--plan and --proposed are about nodes: give --nodes too")
@@ -75,13 +90,45 @@ def wheel(
 def _show_shards(settings: CommandSettings, topic: str | None, from_ms: int | None, to_ms: int | None) -> None:
     async def shown(admin: Admin) -> None:
         wheels = await admin.wheel(topic or "", from_=from_ms or 0, to=to_ms or 0)
+        firings = await _firings(admin, topic or "", to_ms or _last_ms(wheels))
         if settings.as_json:
             for one in wheels:
-                _print_json(one)
+                _print_json(one, firings.get(one.topic) if one.queue == 0 else None)
         else:
-            _print_map(wheels, from_ms, to_ms)
+            _print_map(wheels, firings, from_ms, to_ms)
 
     run_admin(settings, shown)
+
+
+def _last_ms(wheels: Sequence[Wheel]) -> int | None:
+    """The end of the last slot that has messages."""
+    return max((int(one.slot_start[-1] + one.slot_width[-1]) for one in wheels if len(one.slot_start)), default=None)
+
+
+async def _firings(admin: Admin, topic: str, to_ms: int | None) -> dict[str, Firings]:
+    """Of each topic with schedules that fire until then, a day where no end is known. Without an answer, a warning."""
+    from delayclient.errors import DelayError
+
+    now_ms = time.time_ns() // 1_000_000
+    ahead_ms = DAY_MS if to_ms is None else to_ms - now_ms
+    if ahead_ms <= 0:
+        return {}
+    bucket_ms = min(max(1_000, -(-ahead_ms // MOST_BUCKETS)), DAY_MS)
+    buckets = min(-(-ahead_ms // bucket_ms), MOST_BUCKETS)
+    try:
+        found = await admin.forecast(topic, bucket=bucket_ms, buckets=buckets)
+    except DelayError as error:
+        click.echo(f"warning: when schedules fire is not known: {error}", err=True)
+        return {}
+    return {
+        one.topic: Firings(
+            one.now_ms + np.arange(buckets, dtype=np.int64) * bucket_ms,
+            np.full(buckets, bucket_ms, np.int64),
+            np.diff(one.firings, prepend=0),
+        )
+        for one in found
+        if one.firings.any()
+    }
 
 
 def _planned(settings: CommandSettings, data: Path, plan: Path | None, proposed: bool) -> tuple[CopyMove, ...] | None:
@@ -126,7 +173,7 @@ def _show_nodes(
     run_admin(settings, shown)
 
 
-def _print_json(one: Wheel) -> None:
+def _print_json(one: Wheel, firings: Firings | None) -> None:
     slots = zip(
         one.slot_start.tolist(), one.slot_width.tolist(), one.messages.tolist(), one.bytes.tolist(), strict=True
     )
@@ -145,6 +192,7 @@ def _print_json(one: Wheel) -> None:
                 {"start_ms": start, "width_ms": width, "messages": messages, "bytes": size}
                 for start, width, messages, size in slots
             ],
+            **({} if firings is None else {"firings": firings.as_json()}),
         }
     )
 
@@ -157,32 +205,33 @@ def column_edges(from_ms: int, to_ms: int, columns: int, finest_ms: int = 1) -> 
     return np.arange(first, max(to_ms, first + 1) + width, width, dtype=np.int64)[: columns + 2]
 
 
-def _print_map(wheels: list[Wheel], from_ms: int | None, to_ms: int | None) -> None:
+def _print_map(wheels: list[Wheel], firings: Mapping[str, Firings], from_ms: int | None, to_ms: int | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
-    holding = [one for one in wheels if len(one.slot_start)]
+    holding: list[Wheel | Firings] = [one for one in wheels if len(one.slot_start)]
     pending = sum(one.pending for one in wheels)
+    holding += firings.values()
     if not holding:
         console.print(f"{pending:,} messages pending in {len(wheels)} shards; none in this time")
         return
     start = from_ms or min(int(one.slot_start[0]) for one in holding)
     end = to_ms or max(int(one.slot_start[-1] + one.slot_width[-1]) for one in holding)
-    label = max(len(f"{one.topic}-{one.queue}") for one in wheels)
+    names = [f"{one.topic}-{one.queue}" for one in wheels] + [f"{topic} schedules" for topic in firings]
+    label = max(map(len, names))
     finest_ms = min(int(one.slot_width.min()) for one in holding)
     edges = column_edges(start, end, max(10, console.width - label - 14), finest_ms)
-    rows = [spread_slots(one.slot_start, one.slot_width, one.messages, edges) for one in wheels]
+    shown = [*wheels, *firings.values()]
+    rows = [spread_slots(one.slot_start, one.slot_width, one.messages, edges) for one in shown]
     hottest = max(float(row.max(initial=0)) for row in rows)
     width_ms = int(edges[1] - edges[0])
     console.print(
         f"{pending:,} messages pending in {len(wheels)} shards; a column is {format_ms(width_ms)}, "
         f"the hottest has {hottest:,.0f} of a shard"
     )
-    for one, row in zip(wheels, rows, strict=True):
-        console.print(
-            Text.assemble(f"{one.topic}-{one.queue:<{label - len(one.topic) - 1}} ", cells(row, hottest)), end=""
-        )
-        console.print(f" {one.pending:>11,}")
+    for name, one, row in zip(names, shown, rows, strict=True):
+        console.print(Text.assemble(f"{name:<{label}} ", cells(row, hottest)), end="")
+        console.print(f" {int(one.messages.sum()) if isinstance(one, Firings) else one.pending:>11,}")
     left, right = format_instant(int(edges[0]))[:19], format_instant(int(edges[-1]))[:19]
     console.print(f"{'':{label}} {left}{right:>{max(20, len(edges) - 1 - len(left))}}")

@@ -22,13 +22,13 @@ async def topic_loads(hosts: Iterable[ShardHost], now_ms: int) -> dict[str, Topi
     dead: dict[str, tuple[int, bool]] = {}
     groups: dict[str, dict[str, GroupLoad]] = defaultdict(lambda: defaultdict(GroupLoad))
     for host in hosts:
-        due = await arrivals(host, now_ms + DUE_WITHIN_MS)
+        pending, firings = await arrivals(host, now_ms + DUE_WITHIN_MS)
         sums = found.setdefault(host.topic, np.zeros(1 + len(DUE_WITHIN_MS), np.int64))
         sums[0] += host.shard.index.pending
         kept, full = host.shard.consumers.dead_letter_usage()
         before, was_full = dead.get(host.topic, (0, False))
         dead[host.topic] = before + kept, was_full or full
-        sums[1:] += due
+        sums[1:] += pending + firings
         for name in host.shard.consumers.groups:
             groups[host.topic][name] += group_load(host.shard, name, now_ms)
     return {
@@ -37,11 +37,12 @@ async def topic_loads(hosts: Iterable[ShardHost], now_ms: int) -> dict[str, Topi
     }
 
 
-def arrivals(host: ShardHost, edges: I64) -> Awaitable[I64]:
-    """How many messages of the shard are due before each of these times, ascending ms (k,) -> (k,): pending ones, and
-    those of schedules that will fire."""
+def arrivals(host: ShardHost, edges: I64) -> Awaitable[tuple[I64, I64]]:
+    """How many messages of the shard are due before each of these times, ascending ms (k,) -> (k,), (k,): pending ones,
+    and those of schedules that will fire.
+    """
     pending, firings = begin_forecast(host.shard.index), host.schedules.begin_forecast(int(edges[-1]))
-    return host.off_loop(lambda: pending(edges) + firings().searchsorted(edges))
+    return host.off_loop(lambda: (pending(edges), firings().searchsorted(edges).astype(np.int64)))
 
 
 def group_load(shard: Shard, name: str, now_ms: int) -> GroupLoad:

@@ -36,6 +36,7 @@ MAX_BUCKETS = 1_440
 NODE_SECONDS = 2.0  # in which another node must answer
 ANSWER_SECONDS = 0.2  # before the caller's deadline it is told who has not
 
+NONE: I64 = np.empty(0, np.int64)
 Shard: TypeAlias = tuple[str, int]
 
 
@@ -52,15 +53,17 @@ class Work:
 
 @dataclass(slots=True)
 class Sums:
-    """Of some of a topic's queues. arrivals: i64 (k,), see TopicForecast."""
+    """Of some of a topic's queues. arrivals, firings: i64 (k,), see TopicForecast."""
 
     arrivals: I64
+    firings: I64
     pending: int = 0
     queues: list[int] = field(default_factory=list)
     groups: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
 
     def add(self, other: Sums) -> None:
         self.arrivals += other.arrivals
+        self.firings += other.firings
         self.pending += other.pending
         self.queues += other.queues
         for name, work in other.groups.items():
@@ -88,7 +91,7 @@ class Forecasts:
             self._own(here, request.group, now_ms, after_ms),
             *(self._ask(node, shards, request, call) for node, shards in there.items()),
         )
-        sums = {name: Sums(np.zeros(request.buckets, np.int64)) for name in names}
+        sums = {name: Sums(*np.zeros((2, request.buckets), np.int64)) for name in names}
         for name, part in (one for parts in found for one in parts):
             if name in sums:
                 sums[name].add(part)
@@ -125,13 +128,14 @@ class Forecasts:
         for host in hosts:
             host.check_serving()
             shard, names = host.shard, [group] if group else sorted(host.shard.consumers.groups)
-            sums = Sums(np.zeros(0, np.int64), shard.index.pending, [shard.identity.queue])
+            sums = Sums(NONE, NONE, shard.index.pending, [shard.identity.queue])
             for name in names:
                 known = name in shard.consumers.groups
                 kept = max(0, shard.queue.visible - shard.queue.start)
                 sums.groups[name] = Work(group_load(shard, name, now_ms)) if known else Work(unseen=kept)
             log_ends.append(shard.log_end)
-            sums.arrivals = await arrivals(host, now_ms + after_ms)
+            pending, sums.firings = await arrivals(host, now_ms + after_ms)
+            sums.arrivals = pending + sums.firings
             if (rate := host.release_rate) is not None:
                 sums.arrivals = paced(sums.arrivals, rate, after_ms)
             found.append((host.topic, sums))
@@ -192,6 +196,7 @@ def _checked(request: pb.ForecastRequest) -> pb.ForecastRequest:
 def _encoded(topic: str, sums: Sums) -> pb.TopicForecast:
     return pb.TopicForecast(
         topic=topic, queues=sorted(sums.queues), arrivals=sums.arrivals.tobytes(), pending=sums.pending,
+        firings=sums.firings.tobytes() if sums.firings.any() else b"",
         groups=[
             pb.GroupForecast(
                 group=name, available=work.load.available, in_flight=work.load.in_flight,
@@ -204,7 +209,9 @@ def _encoded(topic: str, sums: Sums) -> pb.TopicForecast:
 
 
 def _decoded(topic: pb.TopicForecast) -> Sums:
-    sums = Sums(np.frombuffer(topic.arrivals, "<i8").copy(), topic.pending, list(topic.queues))
+    found = np.frombuffer(topic.arrivals, "<i8").copy()
+    firings = np.frombuffer(topic.firings, "<i8") if topic.firings else np.zeros_like(found)
+    sums = Sums(found, firings, topic.pending, list(topic.queues))
     for one in topic.groups:
         load = GroupLoad(one.available, one.in_flight, one.waiting_retry, one.oldest_age_ms / 1000)
         sums.groups[one.group] = Work(load, one.unseen)

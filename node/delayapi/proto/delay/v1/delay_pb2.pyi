@@ -529,18 +529,20 @@ class ForecastResponse(_message.Message):
     def __init__(self, now_ms: _Optional[int] = ..., bucket_ms: _Optional[int] = ..., buckets: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicForecast, _Mapping]]] = ...) -> None: ...
 
 class TopicForecast(_message.Message):
-    __slots__ = ("topic", "queues", "arrivals", "pending", "groups")
+    __slots__ = ("topic", "queues", "arrivals", "pending", "groups", "firings")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    FIRINGS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: _containers.RepeatedScalarFieldContainer[int]
     arrivals: bytes
     pending: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupForecast]
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[_Iterable[int]] = ..., arrivals: _Optional[bytes] = ..., pending: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupForecast, _Mapping]]] = ...) -> None: ...
+    firings: bytes
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[_Iterable[int]] = ..., arrivals: _Optional[bytes] = ..., pending: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupForecast, _Mapping]]] = ..., firings: _Optional[bytes] = ...) -> None: ...
 
 class GroupForecast(_message.Message):
     __slots__ = ("group", "available", "in_flight", "waiting_retry", "oldest_age_ms", "unseen")
