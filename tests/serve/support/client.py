@@ -376,7 +376,7 @@ def wait_served(cluster: LocalCluster) -> None:
     By the registry, where wait_ready() looks, a shard is served a little earlier: its master has yet to apply its log,
     and the other nodes to hear of it.
     """
-    cluster.wait_ready()
+    cluster.wait_ready(240)
     for endpoint in cluster.endpoints:
         with Client(endpoint) as client:
             for topic in cluster.desired.topics:
