@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -267,6 +268,51 @@ def test_each_message_of_a_send_is_answered_by_itself(ask: Ask, topic: str, wire
     assert "256" in results[3].error.message
     assert results[0].due.ToMilliseconds() > time.time() * 1_000
     assert not results[2].HasField("due")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_largest_message_goes_in_and_out_and_a_larger_one_is_refused(ask: Ask, topic: str, wire: Wire) -> None:
+    client, most = ask(0, wire), 4 << 20  # of the record, in which a body has a few bytes of its own
+    body = random.Random(1).randbytes(most - (1_024 if wire == "grpc" else 64))  # the answer has a receipt too
+    (result,) = client.call("Send", topic=topic, messages=[rows.OutgoingMessage(body=body)]).results
+    assert result.handle
+    (found,) = receive(ask(1, wire), topic, 1, body_format=rows.BODY_FORMAT_BYTES)
+    assert found.body == body
+    with pytest.raises(CallFailed, match="the limit is 4 MiB") as refused:
+        client.call("Send", topic=topic, messages=[rows.OutgoingMessage(body=bytes(most))])
+    assert refused.value.reason == "MESSAGE_TOO_LARGE"
+
+
+def test_answers_are_no_larger_than_clients_of_grpc_take_by_default(ask: Ask, topic: str) -> None:
+    """Else what a consumer can't read would lose its attempts, and die."""
+    client, large = ask(0), "x" * (1 << 20)
+    for _ in range(8):  # a new connection is given little at first
+        send(client, topic, message())
+        client.call("Ack", receipts=[receive(client, topic, 1)[0].receipt])
+    for at in range(12):
+        send(client, topic, message(f"{at:02}{large}", key=f"k{at}"))
+    found: list[rows.Delivery] = []
+    while len(found) < 12:
+        found += client.call("Receive", topic=topic, group="g", wait=seconds(5), lease=seconds(600)).deliveries
+    assert {one.attempt for one in found} == {1}
+    client.call("Nack", receipts=[one.receipt for one in found], dead=True)
+    dead = pages(client, "ListDeadLetters", "deliveries", topic=topic, group="g")
+    assert sorted(one.receipt for one in dead) == sorted({one.receipt for one in dead})
+    assert len(dead) == 12
+    for at in range(9):
+        send(client, topic, message(f"{at:02}{large}", delay=600, key="k"))
+    assert len(pages(client, "ListPending", "messages", topic=topic, with_content=True)) == 9
+
+
+def pages(client: Asking, method: str, rows_in: str, **fields: Any) -> list[Any]:
+    """All rows of a list, page by page."""
+    found: list[Any] = []
+    token = ""
+    while True:
+        page = client.call(method, page_token=token, **fields)
+        found += getattr(page, rows_in)
+        if not (token := page.next_page_token):
+            return found
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,13 +43,13 @@ Key: TypeAlias = tuple[str, int, "Ask"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a consumer asks for. max_bytes 0: what fits an answer. lease_ms: 1 or more."""
+    """What a consumer asks for. max_bytes: of records, of which one may be larger alone. lease_ms: 1 or more."""
 
     topic: str
     group: str
     tags: tuple[str, ...] = ()
     max_messages: int = 32
-    max_bytes: int = 0
+    max_bytes: int = 4 << 20
     lease_ms: int = 30_000
     from_end: bool = False
 
@@ -101,22 +102,29 @@ class Receiving:
         are looked at. Raises Refused."""
         found: list[Delivered] = []
         refusals: list[Refused] = []
+        taken = 0  # bytes
         try:
             for queue in queues:
                 if found and not self._door.local(ask.topic, queue):
                     continue
                 try:
-                    found += await self._receive(call, ask, queue, 0, ask.max_messages - len(found))
+                    came = await self._receive(
+                        call, ask, queue, 0, ask.max_messages - len(found), ask.max_bytes - taken
+                    )
+                    found += came
+                    taken += sum(len(one.record) for one in came)
                 except Refused as refused:
                     if refused.reason not in UNSERVED:
                         raise
                     refusals.append(refused.fresh())
-                if len(found) >= ask.max_messages:
-                    break
+                if len(found) >= ask.max_messages or taken >= ask.max_bytes // 2:
+                    break  # a first message of the next one might not fit
         except BaseException:
             self.give_back(call, found)
             raise
-        return found, refusals
+        kept = _fitting(found, ask)
+        self.give_back(call, found[kept:])
+        return found[:kept], refusals
 
     async def _wait(self, call: Call, ask: Ask, queues: Sequence[int], seconds: float) -> list[Delivered]:
         """Ask all of them, until the first has something or the time is over. Raises Refused."""
@@ -124,7 +132,7 @@ class Receiving:
         until = loop.time() + seconds
         polls = {self._poll(call, ask, queue, until): queue for queue in queues}
         found: list[Delivered] = []
-        kept = 0  # of what is found, how much is for this consumer
+        wanted = False
         try:
             while not found and (left := until - loop.time()) > 0:
                 done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -143,9 +151,10 @@ class Receiving:
                         polls[loop.create_task(self._later(call, ask, queue, until))] = queue
                     else:
                         polls[self._poll(call, ask, queue, until)] = queue
-            kept = ask.max_messages
+            wanted = True
         finally:
             found += await self._end(call, ask, polls)
+            kept = _fitting(found, ask) if wanted else 0
             self.give_back(call, found[kept:])
         return found[:kept]
 
@@ -158,7 +167,7 @@ class Receiving:
             if waiting:
                 return waiting.pop()  # also one that is done, which done() has not been told of yet
             left_ms = min(left_ms, REMOTE_WAIT_MS)
-        return loop.create_task(self._receive(call, ask, queue, left_ms, ask.max_messages))
+        return loop.create_task(self._receive(call, ask, queue, left_ms, ask.max_messages, ask.max_bytes))
 
     async def _later(self, call: Call, ask: Ask, queue: int, until: float) -> list[Delivered]:
         """Ask a shard that could not be asked, which may be served by then."""
@@ -166,7 +175,7 @@ class Receiving:
         left = until - asyncio.get_running_loop().time()
         if left <= 0:
             return []
-        return await self._receive(call, ask, queue, int(left * 1_000), ask.max_messages)
+        return await self._receive(call, ask, queue, int(left * 1_000), ask.max_messages, ask.max_bytes)
 
     async def _end(self, call: Call, ask: Ask, polls: dict[asyncio.Task[list[Delivered]], int]) -> list[Delivered]:
         """Nobody waits for these any more. What some of them have by now."""
@@ -217,10 +226,12 @@ class Receiving:
         finally:
             answers.dropped()
 
-    async def _receive(self, call: Call, ask: Ask, queue: int, wait_ms: int, max_messages: int) -> list[Delivered]:
+    async def _receive(
+        self, call: Call, ask: Ask, queue: int, wait_ms: int, max_messages: int, max_bytes: int
+    ) -> list[Delivered]:
         """One call of DelayService. Raises Refused."""
         request = pb.ReceiveRequest(
-            topic=ask.topic, queue=queue, group=ask.group, max_messages=max_messages, max_bytes=ask.max_bytes,
+            topic=ask.topic, queue=queue, group=ask.group, max_messages=max_messages, max_bytes=max_bytes,
             wait_ms=wait_ms, invisible_ms=ask.lease_ms, tags=ask.tags, from_end=ask.from_end,
         )  # fmt: skip
         inner = InnerCall(call, time.monotonic() + wait_ms / 1_000 + GRACE_SECONDS)
@@ -243,6 +254,12 @@ class Receiving:
 
 def _key(call: Call, ask: Ask, queue: int) -> Key:
     return call.identity().principal, queue, ask
+
+
+def _fitting(found: Sequence[Delivered], ask: Ask) -> int:
+    """How many of these, from the first on, are one answer: 1 at least, where there is one."""
+    ends = [*itertools.accumulate(len(one.record) for one in found[: ask.max_messages])]
+    return max(min(1, len(ends)), bisect_right(ends, ask.max_bytes))
 
 
 def delivered(ask: Ask, queue: int, batch: MessageBatchView, until_ms: int) -> list[Delivered]:

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +39,7 @@ from delaynode.store.types import MAX_SEQ
 MESSAGE_SERVICE: Final = "delay.v1.MessageService"
 MAX_ROWS = 1_000  # of a request
 MAX_TIME_MS = 253_402_300_800_000  # the year 10000, where Timestamp ends
+ANSWER_BYTES = 3 << 20  # of records: clients of gRPC take 4 MiB, receipts included, unless they are told otherwise
 STREAM_IN_FLIGHT = 1_000
 STREAM_WAIT_SECONDS = 20.0
 STREAM_BATCH = 100
@@ -238,7 +242,7 @@ class MessageService:
                 complete = min(complete, found[-1][:3])
         found.sort(key=lambda row: row[:3])
         page = [row for row in found if row[:3] <= complete][:size]
-        page = page[: decodable(row[5] for row in page)]
+        page = page[: _fitting([row[5] for row in page])]
         more = len(page) < len(found) or any(batch.more for batch in parts)
         answer = rows.ListPendingMessagesResponse()
         for due_ms, queue, number, bytes_, uid, record in page:
@@ -309,14 +313,15 @@ class MessageService:
         queue, offset = _page(request.page_token, 2) or (0, -1)
         inner, known = self._door.inner(call), False
         answer = rows.ListDeadMessagesResponse()
+        found: list[tuple[Delivered, str]] = []
         for shard in shards:
             if shard.spec.queue < queue:
                 continue
             after = offset if shard.spec.queue == queue else -1
-            wanted = size - len(answer.deliveries)
             asked = pb.ListDeadLettersRequest(
-                topic=request.topic, queue=shard.spec.queue, group=request.group, after_offset=after, limit=wanted
-            )
+                topic=request.topic, queue=shard.spec.queue, group=request.group, after_offset=after,
+                limit=size - len(found),
+            )  # fmt: skip
             try:
                 batch = await self._door.ask("ListDeadLetters", asked, pb.MessageBatch, inner, answers)
             except Refused as refused:
@@ -324,16 +329,18 @@ class MessageService:
                     raise
                 continue
             known = True
-            there = _dead(request, shard, batch)
-            found = there[: decodable(one.record for one in there)]
             reasons = cut_reasons(np.frombuffer(batch.reason_size, "<u2"), batch.reasons, batch.count)
-            for one, reason in zip(found, reasons, strict=False):
-                delivery = _delivery(one, request.body_format)
-                delivery.dead_reason = reason
-                answer.deliveries.append(delivery)
-            if len(answer.deliveries) >= size or len(found) < len(there):
-                answer.next_page_token = _token((shard.spec.queue, found[-1].receipt.offset))
+            found += zip(_dead(request, shard, batch), reasons, strict=True)
+            fits = _fitting([one.record for one, _ in found])
+            if len(found) >= size or fits < len(found):  # so it is where a shard has left some out: 8 MiB are its limit
+                found = found[:fits]
+                last = found[-1][0].receipt
+                answer.next_page_token = _token((last.queue, last.offset))
                 break
+        for one, reason in found:
+            delivery = _delivery(one, request.body_format)
+            delivery.dead_reason = reason
+            answer.deliveries.append(delivery)
         if not known and not request.page_token:
             raise Refused("UNKNOWN_GROUP", f"group {request.group!r} has not received from topic {request.topic!r} yet")
         return answer.SerializeToString()
@@ -475,11 +482,17 @@ def _ask(request: Any, most: int) -> Ask:
     lease_ms = _milliseconds("lease", request.lease, MAX_INVISIBLE_MS) if request.HasField("lease") else 30_000
     if not lease_ms:
         raise Refused("BAD_REQUEST", "lease: a message is handed out for 1 ms at least")
-    return Ask(request.topic, request.group, tuple(request.tags), most, 0, lease_ms, request.from_end)
+    return Ask(request.topic, request.group, tuple(request.tags), most, ANSWER_BYTES, lease_ms, request.from_end)
 
 
 def _bounded(ask: Ask, answers: Answers) -> Ask:
-    return Ask(ask.topic, ask.group, ask.tags, ask.max_messages, answers.window, ask.lease_ms, ask.from_end)
+    return replace(ask, max_bytes=min(answers.window, ANSWER_BYTES))
+
+
+def _fitting(records: Sequence[bytes]) -> int:
+    """How many of these, from the first on, are one answer: 1 at least, where there is one."""
+    ends = [*accumulate(map(len, records))]
+    return min(max(1, bisect_right(ends, ANSWER_BYTES)), decodable(records))
 
 
 def _receipts(texts: Sequence[str]) -> tuple[list[Receipt], list[Refused | None]]:
