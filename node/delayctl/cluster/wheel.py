@@ -222,7 +222,7 @@ def _print_map(wheels: list[Wheel], firings: Mapping[str, Firings], from_ms: int
     label = max(map(len, names))
     finest_ms = min(int(one.slot_width.min()) for one in holding)
     edges = column_edges(start, end, max(10, console.width - label - 14), finest_ms)
-    shown = [*wheels, *firings.values()]
+    shown: list[Wheel | Firings] = [*wheels, *firings.values()]
     rows = [spread_slots(one.slot_start, one.slot_width, one.messages, edges) for one in shown]
     hottest = max(float(row.max(initial=0)) for row in rows)
     width_ms = int(edges[1] - edges[0])
