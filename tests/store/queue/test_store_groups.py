@@ -184,11 +184,11 @@ def does_not_extend_what_was_redriven(patch: pytest.MonkeyPatch) -> None:
 def kills_beyond_the_limit(patch: pytest.MonkeyPatch) -> None:
     end = Consumers._end_attempts
 
-    def unlimited(self: Consumers, *args: Any, dead: bool = False) -> tuple[int, int]:
+    def unlimited(self: Consumers, *args: Any, dead: bool = False, reason: str = "") -> tuple[int, int]:
         limits = self.limits
         self.limits = replace(limits, max_dead=10**6) if dead else limits
         try:
-            return end(self, *args, dead=dead)
+            return end(self, *args, dead=dead, reason=reason)
         finally:
             self.limits = limits
 

@@ -313,8 +313,9 @@ class DeadLetters:
         kept.visible[kept.state == DEAD] = 0
         kept.state[kept.state == OUT] = FREE
         arrays: dict[str, Array] = {f"letter.{name}": it for name, it in kept._asdict().items() if name != "until"}
-        size, joined = join_reasons(arrays.pop("letter.reason").tolist())
-        if len(size):
+        reasons = arrays.pop("letter.reason")
+        if self.reason_bytes:
+            size, joined = join_reasons(reasons.tolist())
             arrays |= {"letter.reason_size": size, "letter.reasons": np.frombuffer(joined, np.uint8)}
         return arrays
 
@@ -328,9 +329,9 @@ class DeadLetters:
             except ValueError as error:
                 raise Damaged(f"the reasons of dead letters can't be read: {error}") from error
             more["letter.reason"][:] = reasons
+            self.reason_bytes = sum(map(room_of, reasons))
         self._table = _Table(*((arrays | more)[f"letter.{name}"].copy() for name in _Table._fields))
         self._used = n
-        self.reason_bytes = sum(map(room_of, self._table.reason.tolist()))
         self.dead = int(np.count_nonzero(self._table.state == DEAD))
         self.next_visible = 0
         self.oldest = int(self._table.since.min(initial=NEVER))
