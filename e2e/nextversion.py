@@ -4,7 +4,7 @@
 
 What it changes is harmless and real, so that a node of either release would misread what it should not be given:
 
-    format 5    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
+    format 6    APPEND has a new kind, whose payload begins with four more bytes; a new field of the checkpoint
     wire 2      every message between nodes ends with one more byte
 
 The product knows nothing of it: a copy of the sources is edited, and a place that is not there any more is an error.
@@ -21,13 +21,17 @@ COPIED = ("node", "operator", "edge", "locks", "pyproject.toml", "README.md", "L
 TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
-APPEND_NEXT = 16  # the new kind of frame
+APPEND_NEXT = 17  # the new kind of frame
 
 EDITS: tuple[tuple[str, str, str], ...] = (
-    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 4", "OLDEST, NEWEST = 1, 5"),
+    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 5", "OLDEST, NEWEST = 1, 6"),
     # ------------------------------------------------ frames
-    (f"{STORE}/log/frames.py", "    FIRE = 15\n", f"    FIRE = 15\n    APPEND_NEXT = {APPEND_NEXT}\n"),
-    (f"{STORE}/log/frames.py", "    FrameKind.FIRE: 4,\n", "    FrameKind.FIRE: 4, FrameKind.APPEND_NEXT: 5,\n"),
+    (f"{STORE}/log/frames.py", "    DEAD_REASON = 16\n", f"    DEAD_REASON = 16\n    APPEND_NEXT = {APPEND_NEXT}\n"),
+    (
+        f"{STORE}/log/frames.py",
+        "FrameKind.DEAD_REASON: 5,\n}",
+        "FrameKind.DEAD_REASON: 5, FrameKind.APPEND_NEXT: 6,\n}",
+    ),
     (
         f"{STORE}/log/frames.py",
         "FrameKind.APPEND_IDS, FrameKind.FIRE))\n",
@@ -43,7 +47,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
         f"{STORE}/shard.py",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n"
-        "        if len(runs) == 1 and self.format >= 5:\n"
+        "        if len(runs) == 1 and self.format >= 6:\n"
         "            kind, prefix = FrameKind.APPEND_NEXT, (3).to_bytes(4, 'little') + prefix\n",
     ),
     *(
@@ -59,7 +63,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
     (
         f"{STORE}/maintenance/checkpoint.py",
         '    version = state.pop("format")\n',
-        '    version = state.pop("format")\n    if version < 5:\n        del state["written_by"]\n',
+        '    version = state.pop("format")\n    if version < 6:\n        del state["written_by"]\n',
     ),
     # ------------------------------------------------ the wire
     (f"{TRANSPORT}/connection.py", "WIRE = VersionRange(1, 1)", "WIRE = VersionRange(1, 2)"),
