@@ -34,7 +34,7 @@ _WIDTHS_MS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Firings:
+class FiringSlots:
     """Messages of a topic's schedules to come, in slots: i64[k] each, as a Wheel has them."""
 
     slot_start: NDArray[np.int64]
@@ -105,7 +105,7 @@ def _last_ms(wheels: Sequence[Wheel]) -> int | None:
     return max((int(one.slot_start[-1] + one.slot_width[-1]) for one in wheels if len(one.slot_start)), default=None)
 
 
-async def _firings(admin: Admin, topic: str, to_ms: int | None) -> dict[str, Firings]:
+async def _firings(admin: Admin, topic: str, to_ms: int | None) -> dict[str, FiringSlots]:
     """Of each topic with schedules that fire until then, a day where no end is known. Without an answer, a warning."""
     from delayclient.errors import DelayError
 
@@ -121,7 +121,7 @@ async def _firings(admin: Admin, topic: str, to_ms: int | None) -> dict[str, Fir
         click.echo(f"warning: when schedules fire is not known: {error}", err=True)
         return {}
     return {
-        one.topic: Firings(
+        one.topic: FiringSlots(
             one.now_ms + np.arange(buckets, dtype=np.int64) * bucket_ms,
             np.full(buckets, bucket_ms, np.int64),
             np.diff(one.firings, prepend=0),
@@ -173,7 +173,7 @@ def _show_nodes(
     run_admin(settings, shown)
 
 
-def _print_json(one: Wheel, firings: Firings | None) -> None:
+def _print_json(one: Wheel, firings: FiringSlots | None) -> None:
     slots = zip(
         one.slot_start.tolist(), one.slot_width.tolist(), one.messages.tolist(), one.bytes.tolist(), strict=True
     )
@@ -205,12 +205,12 @@ def column_edges(from_ms: int, to_ms: int, columns: int, finest_ms: int = 1) -> 
     return np.arange(first, max(to_ms, first + 1) + width, width, dtype=np.int64)[: columns + 2]
 
 
-def _print_map(wheels: list[Wheel], firings: Mapping[str, Firings], from_ms: int | None, to_ms: int | None) -> None:
+def _print_map(wheels: list[Wheel], firings: Mapping[str, FiringSlots], from_ms: int | None, to_ms: int | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
-    holding: list[Wheel | Firings] = [one for one in wheels if len(one.slot_start)]
+    holding: list[Wheel | FiringSlots] = [one for one in wheels if len(one.slot_start)]
     pending = sum(one.pending for one in wheels)
     holding += firings.values()
     if not holding:
@@ -222,7 +222,7 @@ def _print_map(wheels: list[Wheel], firings: Mapping[str, Firings], from_ms: int
     label = max(map(len, names))
     finest_ms = min(int(one.slot_width.min()) for one in holding)
     edges = column_edges(start, end, max(10, console.width - label - 14), finest_ms)
-    shown: list[Wheel | Firings] = [*wheels, *firings.values()]
+    shown: list[Wheel | FiringSlots] = [*wheels, *firings.values()]
     rows = [spread_slots(one.slot_start, one.slot_width, one.messages, edges) for one in shown]
     hottest = max(float(row.max(initial=0)) for row in rows)
     width_ms = int(edges[1] - edges[0])
@@ -232,6 +232,6 @@ def _print_map(wheels: list[Wheel], firings: Mapping[str, Firings], from_ms: int
     )
     for name, one, row in zip(names, shown, rows, strict=True):
         console.print(Text.assemble(f"{name:<{label}} ", cells(row, hottest)), end="")
-        console.print(f" {int(one.messages.sum()) if isinstance(one, Firings) else one.pending:>11,}")
+        console.print(f" {int(one.messages.sum()) if isinstance(one, FiringSlots) else one.pending:>11,}")
     left, right = format_instant(int(edges[0]))[:19], format_instant(int(edges[-1]))[:19]
     console.print(f"{'':{label}} {left}{right:>{max(20, len(edges) - 1 - len(left))}}")
