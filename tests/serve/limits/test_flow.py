@@ -247,7 +247,7 @@ def test_requests_that_do_not_end_cannot_fill_the_node_and_cost_honest_clients_n
             go.wait(60)
             yield request("t", 2, [Msg(delay_ms=FAR_MS)]).SerializeToString()
 
-        answers = honest(two())
+        answers = honest(two(), timeout=120)
         assert pb.EnqueueResponse.FromString(next(answers)).count == 1
         with Crowd(node.endpoint, 150, window=MIB) as crowd:
             crowd.call(method, data, send=len(data) - 20, end=False)
