@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from delaynode.replication.protocol import Message
@@ -14,7 +15,9 @@ from delaynode.replication.transport.links import Address, Links, LinkTimes, Pee
 from delaynode.replication.transport.peers import Origin
 from delayregistry.model import VersionRange
 
-QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=1.0, hello=0.3, address_check=0.05)
+# Time enough to greet on a machine with other work.
+QUICK = LinkTimes(first_retry=0.01, longest_retry=0.1, connect=5.0, hello=5.0, address_check=0.05)
+IMPATIENT = replace(QUICK, hello=0.3)
 
 
 class Recorder:

@@ -15,7 +15,7 @@ from delaynode.replication.transport import connection
 from delaynode.replication.transport.connection import HELLO_BYTES, Hello, decode_answer, encode_answer
 from delaynode.replication.transport.links import Address
 
-from tests.replicate.ends import QUICK, all_read, hello_to, pair, ring, running, stranger, until
+from tests.replicate.ends import IMPATIENT, QUICK, all_read, hello_to, pair, ring, running, stranger, until
 
 
 def resident_bytes() -> int:
@@ -73,7 +73,8 @@ async def test_a_bad_message_ends_the_connection_with_one_log_event(bad: bytes) 
 
 @running
 async def test_whoever_says_nothing_is_cut_off_and_whoever_just_looks_in_is_not_even_logged() -> None:
-    async with ring("n1") as made:
+    async with ring() as made:
+        await made.add("n1", times=IMPATIENT)
         _, passing = await stranger(made.addresses["n1"])
         passing.close()
         reader, writer = await stranger(made.addresses["n1"])
@@ -85,7 +86,8 @@ async def test_whoever_says_nothing_is_cut_off_and_whoever_just_looks_in_is_not_
 
 @running
 async def test_a_server_that_never_answers_the_hello_is_no_link_and_is_tried_again() -> None:
-    async with ring("n0") as made:
+    async with ring() as made:
+        await made.add("n0", times=IMPATIENT)
         tries: list[bytes] = []
 
         async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
