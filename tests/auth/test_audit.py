@@ -70,3 +70,17 @@ def test_what_is_remembered_is_bounded() -> None:
         written.now_s += 1
         written.log.refused(asked(f"t{number}"), Denial.NO_RULE, False)
     assert len(written.log._refusals) == MAX_REMEMBERED
+
+
+def test_who_is_refused_all_the_time_hides_nothing_that_others_do() -> None:
+    written, other = Written(), Identity("token:ops", IdentityKind.TOKEN)
+    for number in range(10_000):
+        written.log.refused(asked(f"t{number}"), Denial.NO_RULE, False)
+        written.log.administered("PutSchedule", asked())
+    written.log.administered("PurgeCopy", AccessQuestion(other, Operation.ADMIN, "", ""))
+    assert written.lines[-1]["principal"] == "token:ops"
+    assert "left_out" not in written.lines[-1]
+    for number in range(2 * MAX_REMEMBERED):
+        one = Identity(f"token:{number}", IdentityKind.TOKEN)
+        written.log.administered("PutSchedule", AccessQuestion(one, Operation.PRODUCE, "orders", ""))
+    assert len(written.log._allowances) <= MAX_REMEMBERED
