@@ -15,6 +15,7 @@ SEND_ATTEMPTS: Final = 3
 BACKOFFS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
 """Of a message that a push consumer has not done, by its attempts: RocketMQ's own."""
 NO_CUSTOM_BACKOFF: Final = ("HTTP",)  # the Node.js client, which calls itself so, knows exponential backoff alone
+MAX_EXPRESSION_CHARS: Final = 16 << 10  # before it is taken apart
 CONSUMERS: Final = (mq.PUSH_CONSUMER, mq.SIMPLE_CONSUMER)
 
 
@@ -55,6 +56,11 @@ def backoff_ms(asked_ms: int, attempt: int) -> int:
 
 def tags_of(expression: mq.FilterExpression) -> tuple[str, ...]:
     """The tags that are asked for; none: all messages. Raises Wrong."""
+    if len(expression.expression) > MAX_EXPRESSION_CHARS:
+        raise Wrong(
+            mq.ILLEGAL_FILTER_EXPRESSION,
+            f"it has {len(expression.expression):,} characters; the limit is {MAX_EXPRESSION_CHARS:,}",
+        )
     text = expression.expression.strip()
     if expression.type == mq.SQL:
         raise Wrong(
