@@ -14,6 +14,7 @@ from delayapi.handle import BadHandle
 from delayclient.errors import DelayError, NotAllowed, NotAuthenticated, NotFound, Unavailable
 from delayctl.targets.errors import TargetRefused, TargetUnreachable
 
+from delayconsole.forms import SIGN_IN_BYTES, read_form
 from delayconsole.page import ActionPlan, BadInput, ConsoleAction, ConsolePage, Inputs, PageView
 from delayconsole.refusals import SignInRefused
 from delayconsole.render import ROOT, environment
@@ -112,13 +113,13 @@ class ConsoleApp:
         if request.method not in ("GET", "HEAD"):
             self._origins.check_origin(request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site"))
         if request.path in self._open:
-            return await handler(request)
+            return await handler(request.clone(client_max_size=SIGN_IN_BYTES))
         visitor = await self._sign_in.visitor(request)
         if visitor is None:
             return self._sign_in_page(request, "", 401)
         request[VISITOR] = visitor
         if request.method not in ("GET", "HEAD"):
-            form = await request.post()
+            form = await read_form(request)
             if any(not isinstance(text, str) for text in form.values()):
                 raise BadInput("the form has a file in it; expected texts")
             visitor.session.check_csrf(request.headers.get(CSRF_HEADER) or str(form.get(CSRF_FIELD, "")))

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
-from aiohttp import web
 from delayapi import address
 from delayapi.certificates import Certificates, CertificateStore
 from delayapi.events import EventLog, take_library_records
+from delayapi.http_port import HttpPort
 from delayapi.secured_http import server_context
 
 from delayconsole.app import ConsoleApp
@@ -34,7 +34,7 @@ OIDC_CA = "DELAYCONSOLE_OIDC_CA"
 """Environment: PEM of whom to trust about the provider."""
 CERTIFICATE_S = 600.0
 """So long it waits for its first certificate, which cert-manager may be making still; then it ends, and says so."""
-KEEPALIVE_S = 75.0
+MAX_CONNECTIONS = 1_000  # more come only from who keeps others out: the one goes that has been idle the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ async def serve(console: ClusterConsole, log: EventLog, stopped: asyncio.Event) 
             cluster=f"{console.place.namespace}/{console.place.cluster}",
             audit=log,
         )
-        runner = web.AppRunner(app.application(), access_log=None, keepalive_timeout=KEEPALIVE_S)
-        await runner.setup()
-        host, port = address.split(console.listen)
-        site = web.TCPSite(runner, host, port, ssl_context=context)
-        await site.start()
-        log({"event": "console-listening", "cluster": console.place.cluster, "port": runner.addresses[0][1]})
+        port = HttpPort(
+            app.application(), console.listen, MAX_CONNECTIONS, lambda event, **said: log({"event": event, **said}),
+            context=lambda: context, cancels=False,  # an action goes on when its browser has gone
+        )  # fmt: skip
+        await port.start()
+        log({"event": "console-listening", "cluster": console.place.cluster, "port": port.address[1]})
         await stopped.wait()
-        await runner.cleanup()
+        await port.close()
         return 0
     finally:
         await sessions.close()

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from delayconsole.forms import read_form
 from delayconsole.identities import Admitted, VisitorIdentities
 from delayconsole.oidc import PENDING_S, OidcError, OidcFlow
 from delayconsole.refusals import SignInRefused
@@ -57,7 +58,7 @@ class ClusterSignIn:
                 "tokens": True}  # fmt: skip
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        form = await request.post()
+        form = await read_form(request)
         token, account = str(form.get("token", "")), str(form.get("account", ""))
         if form.get("with") == "kubernetes":
             admitted = await self._one_of_few(self._identities.by_kubernetes(token, account))

@@ -20,6 +20,7 @@ os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
 from aiohttp import web
 from delayapi.address import split
 from delayapi.events import EventLog, take_library_records
+from delayapi.http_port import HttpPort
 from delayapi.log_levels import LogLevel
 from delayregistry.port import RegistryError
 
@@ -38,7 +39,6 @@ from delaynode.server.edge import Methods
 from delaynode.server.grpc_edge import GrpcEdge
 from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.health_port import serve_http
-from delaynode.server.http_port import HttpPort
 from delaynode.server.listeners import Listener, NewestContext, http_listeners, listeners_of
 from delaynode.server.metrics_port import serve_metrics
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE

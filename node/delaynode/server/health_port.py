@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiohttp import web
+from delayapi.http_port import HttpPort
 
 from delaynode.node.node import Node
 from delaynode.server.http import common_routes
-from delaynode.server.http_port import HttpPort
 
 MAX_PROBES = 256
 """Connections where there is nothing but health and metrics: the kubelet's and Prometheus's."""

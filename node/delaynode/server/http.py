@@ -6,11 +6,9 @@ or nodes. What is behind a word is in the log and in `delayctl nodes list`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from delaynode.metrics import NodeCollector, registry_of
@@ -18,7 +16,6 @@ from delaynode.node.conditions import conditions, state
 from delaynode.node.loads import topic_loads
 from delaynode.node.node import Node
 
-KEEPALIVE = 75.0  # seconds without a request
 BROKEN = "vital-part-ended"  # as in the log
 
 
@@ -33,22 +30,6 @@ def metrics_handler(node: Node) -> Callable[[web.Request], Awaitable[web.Respons
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return metrics
-
-
-class _NotClients(logging.Filter):
-    """What clients send that is no HTTP is none of this program's faults: it is answered, and written down nowhere."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
-
-
-def new_runner(app: web.Application) -> web.AppRunner:
-    """Of handlers that are cancelled when their client goes."""
-    logger = logging.getLogger("delaynode.http")
-    if not logger.filters:
-        logger.addFilter(_NotClients())
-    return web.AppRunner(app, access_log=None, logger=logger, handler_cancellation=True, keepalive_timeout=KEEPALIVE)
 
 
 def common_routes(node: Node) -> list[web.RouteDef]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from delaynode.server import http_port
-from delaynode.server.http_port import HttpPort
+from delayapi import http_port
+from delayapi.http_port import HttpPort
 
 from tests.security.authority import Authority
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 import time
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from delayapi.address import listen, split
+from aiohttp.http_exceptions import HttpProcessingError
 
-from delaynode.server.http import new_runner
+from delayapi.address import listen, split
 
 HANDSHAKE_SECONDS = 5.0
 CROWDED_SECONDS = 1.0  # for a handshake, while half of MAX_HANDSHAKES are under way
@@ -39,21 +40,38 @@ class _HttpConnection:
     under_way: int = 0
 
 
+class _NotClients(logging.Filter):
+    """What clients send that is no HTTP is none of this program's faults: it is answered, and written down nowhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
+
+
+def _new_runner(app: web.Application, *, cancels: bool) -> web.AppRunner:
+    logger = logging.getLogger("delayapi.http")
+    if not logger.filters:
+        logger.addFilter(_NotClients())
+    return web.AppRunner(
+        app, access_log=None, logger=logger, handler_cancellation=cancels, keepalive_timeout=IDLE_SECONDS
+    )
+
+
 class HttpPort:
     """Listens from start() on; the caller closes it. app: what answers. most: connections. context: for the next
     handshake, or OSError where there is none; None: without TLS. age_s: after which a connection ends. left: told of
-    each that has ended, by its peer's name.
+    each that has ended, by its peer's name. cancels: handlers end when their client goes.
     """
 
     def __init__(
         self, app: web.Application, address: str, most: int, log: Callable[..., None], *,
         context: Callable[[], ssl.SSLContext] | None = None, age_s: float = float("inf"),
-        left: Callable[[Any], None] = lambda peername: None,
+        left: Callable[[Any], None] = lambda peername: None, cancels: bool = True,
     ) -> None:  # fmt: skip
         self._address, self._most, self._log = address, most, log
         self._context, self._age_s, self._left = context, age_s, left
-        app.middlewares.append(self._note)
-        self._runner = new_runner(app)
+        app.middlewares.insert(0, self._note)  # also of requests that another one answers
+        self._runner = _new_runner(app, cancels=cancels)
         self._places = asyncio.Semaphore(MAX_HANDSHAKES)
         self._beginning: set[asyncio.Task[None]] = set()
         self._open: dict[Any, _HttpConnection] = {}  # by transport
