@@ -135,6 +135,12 @@ def build_program(main: Path, go_mod: str, binary: Path, stamps: str = "") -> No
     _go(*GO_BUILD, f"-s -w {stamps}", "-o", binary, ".", cwd=source)
 
 
+def build_packages(source: Path, packages: Sequence[str], directory: Path) -> None:
+    """Programs of the module in `source`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _go(*GO_BUILD, "-s -w", "-o", f"{directory}/", *packages, cwd=source)
+
+
 def _install(name: str, module: str) -> None:
     options = ("-trimpath", "-tags", "seccomp", "-ldflags", "-s -w")
     _go("install", *options, module, cgo=name == "runc", cwd=Path("/"), quiet=True)  # runc's nsenter is C

@@ -9,6 +9,7 @@ from pathlib import Path
 from e2e.cluster import faults, images, lifecycle
 from e2e.cluster.build import build
 from e2e.cluster.cert_manager import cert_manager
+from e2e.cluster.keda import keda
 
 USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or an image registry.
 
@@ -18,6 +19,7 @@ USAGE = """A real multi-node Kubernetes on one Linux machine, without Docker or 
     kubelab base-image             make docker.io/library/python:3.11-slim-bookworm locally (debootstrap, podman)
     kubelab image CONTEXT TARGET=TAG ...       build targets of a Dockerfile and load them on every node
     kubelab cert-manager STEP      build (about 3 minutes the first time), install or remove cert-manager
+    kubelab keda build             build KEDA's operator and metrics adapter (about 5 minutes the first time)
     kubelab load ARCHIVE           load a docker-archive on every node
     kubelab stop-node N | start-node N         power a node off (kill -9 of all that it runs) and on again
     kubelab cut-node N | join-node N           unplug a node's network cable, and plug it back in
@@ -52,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     image.add_argument("targets", metavar="TARGET=TAG", nargs="+")
     steps = command("cert-manager", cert_manager, "step")
     steps.add_argument("step", choices=("build", "install", "remove"))
+    command("keda", keda, "step").add_argument("step", choices=("build",))
     command("load", images.load, "archive").add_argument("archive", type=Path)
     power, network = (faults.stop_node, faults.start_node), (faults.cut_node, faults.join_node)
     for harm in (*power, *network, faults.cut_api, faults.join_api):
