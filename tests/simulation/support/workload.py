@@ -553,6 +553,10 @@ class Clients:
             and self._outlived(now) < max(message.dues) < now - LATE_MS
         )  # fmt: skip
 
+    def acked(self) -> int:
+        """The number of deliveries that a group has acknowledged."""
+        return sum(len(view.acked) for view in self.shards.values())
+
     def _came(self, view: ShardView, message: Message) -> bool:
         return message.deliveries > 0 or message.seq in view.last_tried
 

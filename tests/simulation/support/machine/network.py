@@ -1,7 +1,8 @@
 """The network between nodes: streams that stall and break, datagrams that get lost, late, doubled and superseded.
 
 A stream delivers in order, whole messages. Cut off, it stalls; what it carries arrives after the cut ends, unless it
-breaks first: then a suffix of what was sent is lost, and each side learns of that in its own time.
+breaks first: then a suffix of what was sent is lost, and each side learns of that in its own time. Once the same process
+has connected again, nothing of its connection before arrives, as in Links.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Network:
         self._lines: dict[tuple[str, str], Line] = {}
         self.ends: dict[str, End] = {}  # processes that listen, by node
         self.links: list[Link] = []
+        self.newest: dict[tuple[str, str], Link] = {}  # by the incarnations of the processes that it joins
 
     def line(self, source: str, target: str) -> Line:
         line = self._lines.get((source, target))
@@ -143,6 +145,10 @@ class Link:
         self.back = Way(self, target, source.name, source.loop, self._at_source)
         self.origin = SimOrigin(source.name, source.incarnation, self)
         network.links.append(self)
+        joins = source.incarnation, reached.incarnation
+        if (before := network.newest.get(joins)) is not None:
+            before.there.close(before._tell_target)
+        network.newest[joins] = self
         if network.sealed:
             key = HeartbeatKey.new(network.rng.randbytes)
             reached.guard.answer_by(CLUSTER, source.name, source.incarnation, key)
@@ -187,7 +193,7 @@ class Way:
         self.bytes = 0
         self._last_ns = 0
         self._stalled = 0  # messages whose time came while the line was cut
-        self._ended = False
+        self._ended = self._closed = False
 
     def send(self, message: Message) -> None:
         if self._ended:
@@ -237,6 +243,9 @@ class Way:
 
     def close(self, tell: Callable[[], None]) -> None:
         """Nothing more arrives; this side learns of it."""
+        if self._closed:
+            return
+        self._ended = self._closed = True
         self.queue.clear()
         self.bytes = 0
         self._loop.call_soon(tell)
