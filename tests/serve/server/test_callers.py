@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +108,7 @@ class World:
         if kind == "grpcio":
             self.edge: Any = GrpcEdge(100, flow, services, listeners, callers)
         else:
-            rows: Any = SimpleNamespace(take=self.take, close=self.close)
+            rows: Any = SimpleNamespace(take=self.take, close=self.close, turn=nullcontext)
             self.edge = CompiledEdge(
                 config, flow, rows, f"/{S}/Enqueue", f"/{S}/EnqueueStream", services, listeners, callers, print
             )
