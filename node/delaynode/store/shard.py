@@ -146,7 +146,7 @@ class Shard:
         self.loader = WindowLoader(index, config)
         self.queue = queue
         self.consumers = Consumers(queue, self._propose, self._get_committed_offset, config.group_limits)
-        self.consumers.keeps_reasons = lambda: self.format >= SINCE_FORMAT[FrameKind.DEAD_REASON]
+        self.consumers.keeps_reasons = self._keeps_reasons
         self.producers = Producers(config.max_producers)
         self.message_ids = MessageIds(config.max_message_ids)
         self.schedules = Schedules()
@@ -199,6 +199,9 @@ class Shard:
 
     def _get_committed_offset(self) -> int:
         return self.committed_offset
+
+    def _keeps_reasons(self) -> bool:
+        return self.format >= SINCE_FORMAT[FrameKind.DEAD_REASON]
 
     @contextmanager
     def _propose(
