@@ -61,7 +61,7 @@ class Run:
         world._check()
 
     def _is_further(self, backlog: int, acked: int) -> bool:
-        """Whether the consumers have come further; they may have an hour's firings of a schedule before the messages."""
+        """Whether the consumers have come further; an hour's firings of a schedule may be before the messages."""
         return self.clients.outstanding() < backlog or self.clients.acked() > acked
 
     def settled(self) -> bool:

@@ -1,8 +1,8 @@
 """The network between nodes: streams that stall and break, datagrams that get lost, late, doubled and superseded.
 
 A stream delivers in order, whole messages. Cut off, it stalls; what it carries arrives after the cut ends, unless it
-breaks first: then a suffix of what was sent is lost, and each side learns of that in its own time. Once the same process
-has connected again, nothing of its connection before arrives, as in Links.
+breaks first: then a suffix of what was sent is lost, and each side learns of that in its own time. Once the same
+process has connected again, nothing of its connection before arrives, as in Links.
 """
 
 from __future__ import annotations
