@@ -113,8 +113,10 @@ def test_a_schedules_messages_come_by_http_until_the_receiver_is_gone(
         Webhook(SECRET).verify(request["body"].encode(), headers)
         assert (request["body"], headers["ce-subject"]) == (BODY, "k")
 
+    before = set(pods(kube, hook, namespace))
     http["url"] = f"http://{receiver.host}:{PORT}/gone"
     kube.patch("delaysink", hook, {"spec": {"http": http}}, namespace)
+    wait_until("its pod has given way", lambda: sorted(before & set(pods(kube, hook, namespace))), SECONDS)
     cluster.delayctl("produce", topic, "--body", BODY)
     wait_until("the receiver is gone", lambda: unlike("delaysink", "Gone"), SECONDS)
     wait_until("it has no pods", lambda: pods(kube, hook, namespace), SECONDS)
