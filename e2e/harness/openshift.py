@@ -7,9 +7,12 @@ constraint does not allow. Left out: SELinux labels, and a range for each namesp
 
 from __future__ import annotations
 
-from e2e.harness.kubectl import Kubectl, Object
+import json
+
+from e2e.harness.kubectl import Kubectl, Object, wait_until
 
 USER = 1_000_650_000
+SECONDS = 60.0  # until the API server follows new policies
 GROUP, ADMISSION = "security.openshift.io", "admissionregistration.k8s.io/v1"
 MUTATE, VALIDATE = "restricted-v2-ids", "restricted-v2"
 VOLUMES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
@@ -109,6 +112,18 @@ def _definition() -> Object:
 
 
 def become(kube: Kubectl) -> None:
-    """From now on; what runs already goes on."""
+    """From now on; what runs already goes on. The API server takes a while to follow a policy."""
     for found in (_definition(), *_mutations(), *_validations()):
         kube.apply(found)
+    wait_until("pods are held to restricted-v2", lambda: _lacks(kube), SECONDS)
+
+
+def _lacks(kube: Kubectl) -> list[str]:
+    """What has not come into force, as a pod that has privileges shows: with ids, and refused."""
+    context = {"privileged": True}
+    pod = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "looking", "namespace": "default"},
+        "spec": {"containers": [{"name": "it", "image": "it", "securityContext": context}]},
+    }  # fmt: skip
+    said = kube.refused("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    return [] if "no container has privileges" in said and "fsGroup is" not in said else [said]
