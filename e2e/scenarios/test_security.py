@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.harness.delaycluster import API_VERSION, ClusterUnderTest
 from e2e.harness.helm import Release
 from e2e.harness.kubectl import Failed, Kubectl, Object, wait_until
-from e2e.harness.load import CALM_SECONDS, Load, TokenPod
+from e2e.harness.load import CALM_SECONDS, Load, Result, TokenPod
 from tests.security.authority import Authority, Issued
 
 QUEUES = 4
 TOPICS = [{"name": name, "queues": QUEUES} for name in ("orders", "plain")]  # one for each load
+CERTIFICATES = {"secrets": {"server": "web", "peers": "inner"}}
 STEP_SECONDS = 240
 PAUSE_SECONDS = 5.0  # of a queue at a handover; what it is on a quiet machine the figures say
 
@@ -98,10 +100,9 @@ def test_off_to_required_under_load_loses_nothing(
     secured: ClusterUnderTest, loads: Callable[..., Load], figure: Callable[..., None]
 ) -> None:
     """Clients come without TLS, then by TLS with tokens, and none notices that the nodes change over."""
-    certificates = {"secrets": {"server": "web", "peers": "inner"}}
     plain = loads("plain", None)
     time.sleep(CALM_SECONDS)
-    secured.edit(security={"mode": "Permissive", "certificates": certificates})
+    secured.edit(security={"mode": "Permissive", "certificates": CERTIFICATES})
     permissive_s = mode(secured, "Permissive")
     first = plain.finish()
     by_token = loads("orders", token_pod(secured, "shop"))
@@ -110,18 +111,7 @@ def test_off_to_required_under_load_loses_nothing(
     required_s = mode(secured, "Required")
     time.sleep(CALM_SECONDS)
     second = by_token.finish()
-    queues = range(QUEUES)
-    pauses = {"sends_s": [it.longest("acknowledged", queues) for it in (first, second)]}
-    pauses["deliveries_s"] = [it.longest("delivered", queues) for it in (first, second)]
-    figure(
-        to_permissive_s=round(permissive_s, 1), to_required_s=round(required_s, 1), **pauses,
-        acknowledged=[it.totals["acknowledged"] for it in (first, second)],
-        errors=[it.errors for it in (first, second)],
-    )  # fmt: skip
-    for result in (first, second):
-        result.assert_kept()
-        assert not result.errors
-        assert max(result.longest(which, queues) for which in ("acknowledged", "delivered")) < PAUSE_SECONDS
+    assert_unnoticed(figure, first, second, to_permissive_s=round(permissive_s, 1), to_required_s=round(required_s, 1))
 
     # Who comes without TLS, or without rights, is told why.
     with pytest.raises(Failed, match="by TLS alone"):
@@ -135,12 +125,73 @@ def test_off_to_required_under_load_loses_nothing(
     secured.wait_whole()
 
 
-def test_required_to_off_goes_the_same_way_back(secured: ClusterUnderTest, loads: Callable[..., Load]) -> None:
-    certificates = {"secrets": {"server": "web", "peers": "inner"}}
-    secured.edit(security={"mode": "Required", "certificates": certificates})
+def test_required_to_off_goes_the_same_way_back_under_load(
+    secured: ClusterUnderTest, loads: Callable[..., Load], figure: Callable[..., None]
+) -> None:
+    secured.edit(security={"mode": "Required", "certificates": CERTIFICATES})
     mode(secured, "Required")
-    secured.edit(security={"mode": "Off"})
-    mode(secured, "Off")
+    by_token = loads("orders", token_pod(secured, "shop"))
+    time.sleep(CALM_SECONDS)
+    secured.edit(security={"mode": "Permissive"})
+    mode(secured, "Permissive")
+    first = by_token.finish()
     plain = loads("plain", None)
     time.sleep(CALM_SECONDS)
-    plain.finish().assert_kept()
+    assert came_plain(secured) > 0, "who still comes without TLS is counted"
+    secured.edit(security={"mode": "Off"})
+    mode(secured, "Off")
+    time.sleep(CALM_SECONDS)
+    assert_unnoticed(figure, first, plain.finish())
+
+
+def test_a_bad_secret_replaces_no_good_one_and_is_told_of(
+    secured: ClusterUnderTest, loads: Callable[..., Load], figure: Callable[..., None]
+) -> None:
+    """A key that is not the certificate's; then a good pair, of another leaf of the same CA."""
+    kube, namespace, ca = secured.kube, secured.namespace, Authority("listeners")
+    name = f"acts-client.{namespace}.svc"
+    good, other = ca.issue(name), ca.issue(name)
+    kube.apply(secret("web", good, ca), namespace=namespace)
+    secured.edit(security={"mode": "Required", "certificates": CERTIFICATES})
+    mode(secured, "Required")
+    load = loads("orders", token_pod(secured, "shop"))
+    bad = secret("web", good, ca)
+    bad["data"]["tls.key"] = secret("web", other, ca)["data"]["tls.key"]
+    kube.apply(bad, namespace=namespace)
+
+    def told(wanted: bool) -> list[str]:
+        said = [f"{it['reason']}: {it['message']}" for it in secured.object["status"]["conditions"]]
+        return [] if any("CertificateUnusable" in it for it in said) is wanted else said
+
+    wait_until("the bad Secret is told of", lambda: told(True), STEP_SECONDS)
+    secured.wait_whole()
+    kube.apply(secret("web", other, ca), namespace=namespace)
+    wait_until("a good one ends that", lambda: told(False), STEP_SECONDS)
+    time.sleep(CALM_SECONDS)
+    assert_unnoticed(figure, load.finish())
+
+
+def came_plain(cluster: ClusterUnderTest) -> float:
+    """The calls without TLS that no rule allows, which Permissive allows all the same."""
+    wanted, count = {"allowed": "true", "reason": "Anonymous"}, 0.0
+    for pod in cluster.pods().values():
+        path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}:7170/proxy/metrics"
+        for family in text_string_to_metric_families(cluster.kube("get", "--raw", path)):
+            found = (it for it in family.samples if it.name == "delay_denied_total")
+            count += sum(it.value for it in found if wanted.items() <= it.labels.items())
+    return count
+
+
+def assert_unnoticed(figure: Callable[..., None], *loads: Result, **more: float) -> None:
+    """Nothing lost, no error, no pause. Prints the figures."""
+    queues = range(QUEUES)
+    pauses = {
+        f"{name}_s": [it.longest(which, queues) for it in loads]
+        for name, which in (("sends", "acknowledged"), ("deliveries", "delivered"))
+    }
+    acknowledged = [it.totals["acknowledged"] for it in loads]
+    figure(**more, **pauses, acknowledged=acknowledged, errors=[it.errors for it in loads])
+    for result in loads:
+        result.assert_kept()
+        assert not result.errors
+    assert max(map(max, pauses.values())) < PAUSE_SECONDS
