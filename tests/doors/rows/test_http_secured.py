@@ -1,4 +1,4 @@
-"""MessageService over HTTP where nodes ask who calls: by TLS and token, and nowhere else."""
+"""MessageService over HTTP where nodes ask who calls: by TLS and token or certificate, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from delaylocal import LocalCluster
+from delaylocal import LocalCluster, ports
 from delayregistry.model import TopicSpec
 from delayregistry.security import (
     AccessRule,
+    AuthorizationMode,
     NamePattern,
     Operation,
+    SecuritySpec,
     SecurityUser,
     StaticToken,
     UserQuotas,
@@ -31,8 +34,11 @@ from delayregistry.security import (
 
 from tests.chart.places import ROOT
 from tests.doors.support.asking import SERVICE, Asking, CallFailed, Node
+from tests.security.authority import Authority, Issued
+from tests.serve.support.secured import Secured
 
 MOST = 3  # connections of a user
+MAIL = "spiffe://example.org/mail"
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +158,60 @@ def test_the_pages_curl_comes_in_by_tls_and_token(secured: LocalCluster) -> None
     environment = {**os.environ, "DIR": str(secured.data)}
     ended = subprocess.run(typed, env=environment, capture_output=True, timeout=60, check=True)
     assert "code" not in json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def by_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Secured, str]]:
+    """A node with an HTTP listener that asks for certificates, and its address. MAIL may send."""
+    directory, (port,) = tmp_path_factory.mktemp("by-certificate"), ports.choose(0, 1).grpc
+    sends = AccessRule((Operation.PRODUCE,), NamePattern("t"))
+    # The local cluster's operator, and the wait for it, come by the plain listener.
+    operator = AccessRule((Operation.ADMIN,)), AccessRule((Operation.DESCRIBE,), NamePattern("t"))
+    users = SecurityUser(MAIL, (sends,)), SecurityUser("anonymous", operator)
+    document = SecuritySpec(AuthorizationMode.REQUIRED, users=users)
+    listener = f"--http-listener=mtls={port},tls,mtls"
+    with Secured(directory, "permissive", listener, nodes=1, document=document).run() as running:
+        yield running, f"127.0.0.1:{port}"
+
+
+def asking_by(secured: Secured, address: str, client: Issued | None, directory: Path) -> Asking:
+    context = ssl.create_default_context(cadata=secured.ca.pem.decode())
+    context.check_hostname = False
+    if client is not None:
+        pair = directory / "pair.pem"
+        pair.write_bytes(client.chain_pem + client.key_pem)
+        context.load_cert_chain(pair)
+    return Asking(Node("", address), "json", context=context)
+
+
+def test_who_has_a_certificate_sends_with_the_rights_of_its_name(
+    by_certificate: tuple[Secured, str], tmp_path: Path
+) -> None:
+    secured, address = by_certificate
+    message = {"topic": "t", "messages": [{"bodyText": "x", "delay": "3600s"}]}
+    mail = asking_by(secured, address, secured.client_ca.issue(MAIL), tmp_path)
+    (sent,) = mail.json("Send", message)["results"]
+    assert "handle" in sent
+    for caller, method, request in (
+        (mail, "Receive", {"topic": "t", "group": "g"}),
+        (asking_by(secured, address, secured.client_ca.issue(MAIL + "/other"), tmp_path), "Send", message),
+    ):
+        with pytest.raises(CallFailed) as refused:
+            caller.json(method, request)
+        assert (refused.value.status, refused.value.reason) == (403, "PERMISSION_DENIED")
+
+
+def test_who_has_none_that_counts_does_not_get_in(by_certificate: tuple[Secured, str], tmp_path: Path) -> None:
+    secured, address = by_certificate
+    day = timedelta(days=1)
+    for client in (
+        None,
+        Authority("others").issue(MAIL),
+        secured.peer_ca.issue(MAIL),
+        secured.client_ca.issue(MAIL, begins=-2 * day, ends=-day),
+    ):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            asking_by(secured, address, client, tmp_path).json("ListGroups", {"topic": "t"})
+    plain = Asking(Node("", address), "json")
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        plain.json("ListGroups", {"topic": "t"})

@@ -15,9 +15,11 @@ from delayapi.errors import error_info
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayclient.errors import NotAllowed, from_rpc
 from delayctl.main import main as delayctl
+from delaynode.server.doors.rows import MESSAGE_SERVICE
 from delaynode.server.operations import STREAMED
 from delayregistry.security import AuthorizationMode, SecuritySpec
 
+from tests.auth import test_message_rights as message_rights
 from tests.auth.test_operations import MAY, request_of
 from tests.serve.support.asking import DENIED, DOCUMENT, TOPIC, UNKNOWN, Asking, among, callers, secret
 from tests.serve.support.client import Msg, Shard, poll
@@ -40,6 +42,23 @@ def who(secured: Secured) -> Iterator[dict[str, Asking]]:
 def test_every_call_is_made_by_those_who_may_and_by_no_other(who: dict[str, Asking]) -> None:
     for method, expected in MAY.items():
         found = {name for name, caller in who.items() if caller.may(method)}
+        assert found == {name for name in who if among(name, expected)}, method
+
+
+def test_every_call_of_message_service_likewise(who: dict[str, Asking]) -> None:
+    def may(caller: Asking, method: str) -> bool:
+        data = message_rights.request_of(method, TOPIC).SerializeToString()
+        try:
+            if method == "ReceiveStream":
+                caller.stream(method, data, service=MESSAGE_SERVICE, seconds=0.3)
+            else:
+                caller.unary(method, data, service=MESSAGE_SERVICE)
+        except grpc.RpcError as error:
+            return error.code() not in (DENIED, UNKNOWN)
+        return True
+
+    for method, expected in message_rights.MAY.items():
+        found = {name for name, caller in who.items() if may(caller, method)}
         assert found == {name for name in who if among(name, expected)}, method
 
 

@@ -83,10 +83,10 @@ class Asking:
         call = self._channel.unary_unary(f"/{service}/{method}")
         return call(data, metadata=(*self._metadata, *metadata), timeout=CALL_SECONDS)
 
-    def stream(self, method: str, *data: bytes, service: str = SERVICE) -> list[bytes]:
-        """Likewise."""
+    def stream(self, method: str, *data: bytes, service: str = SERVICE, seconds: float = CALL_SECONDS) -> list[bytes]:
+        """Likewise. seconds: until it is given up."""
         call = self._channel.stream_stream(f"/{service}/{method}")
-        return list(call(iter(data), metadata=self._metadata, timeout=CALL_SECONDS))
+        return list(call(iter(data), metadata=self._metadata, timeout=seconds))
 
     def ask(self, method: str, request: Any = None) -> grpc.RpcError | None:
         """How a call ended; None: well. Of an EnqueueStream: how its only request did, a Refusal."""
