@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,34 @@ def test_without_a_certificate_it_lets_nobody_in(tmp_path: Path) -> None:
             await port.close()
 
     asyncio.run(story())
+
+
+def test_plain_text_and_older_tls_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        ca = Authority("metrics")
+        place = write(tmp_path / "server", ca.issue(NAME), ca.pem)
+        port = await serve_metrics(handler, "127.0.0.1:0", str(place), lambda _: None)
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
+                with pytest.raises(aiohttp.ClientError):
+                    await session.get(f"http://127.0.0.1:{port.address[1]}/metrics")
+            write(tmp_path / "client", ca.issue("prometheus"), None)
+            context = ssl.create_default_context(cadata=ca.pem.decode())
+            context.load_cert_chain(tmp_path / "client" / "tls.crt", tmp_path / "client" / "tls.key")
+            for most, version in ((ssl.TLSVersion.TLSv1_3, "TLSv1.3"), (ssl.TLSVersion.TLSv1_2, None)):
+                context.maximum_version = most
+                assert await asyncio.to_thread(spoken, port.address[1], context) == version
+        finally:
+            await port.close()
+
+    asyncio.run(story())
+
+
+def spoken(port: int, context: ssl.SSLContext) -> str | None:
+    """The version of TLS; None: refused."""
+    with socket.create_connection(("127.0.0.1", port), 10) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=NAME) as secured:
+                return secured.version()
+        except ssl.SSLError:
+            return None
