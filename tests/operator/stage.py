@@ -124,10 +124,12 @@ class Stage:
         lease_seconds: int = LEASE_SECONDS,
         image: str = IMAGE,
         secure_by_default: bool = False,
+        may_keep_secrets: bool = False,
     ) -> RunningOperator:
         """Start an operator in a thread of this process, with kopf really running in it.
 
-        lease: its release's. image: of the nodes whose cluster names none. secure_by_default: see WorkerSettings.
+        lease: its release's. image: of the nodes whose cluster names none. secure_by_default, may_keep_secrets: see
+        WorkerSettings.
         """
         events: list[Json] = []
         configuration = client.Configuration()
@@ -145,7 +147,7 @@ class Stage:
                     WorkerSettings(
                         image, account=OwnAccount(lease.partition("/")[0], "operator"), resync_s=resync_s,
                         dead_after_ms=DEAD_AFTER_MS, token=lambda namespace, cluster: lambda: "token",
-                        secure_by_default=secure_by_default,
+                        secure_by_default=secure_by_default, may_keep_secrets=may_keep_secrets,
                         prober=lambda access: GrpcProber(),  # the kubelet's nodes answer without TLS
                     ),
                 )  # fmt: skip

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import pytest
+from cryptography import x509
 from delayregistry.security import AuthorizationMode, IssuerKind, SecuritySpec, read_document
 
 from tests.kube import fakekinds
@@ -152,3 +155,29 @@ def test_a_new_cluster_that_says_nothing_is_secured_where_cert_manager_is_there(
     stage.edit(security=None)
     stage.settled()
     assert (mode(stage), peers(stage)) == ("Off", "off"), "one that is there stays as it is"
+
+
+@pytest.mark.parametrize("may_keep_secrets", [True, False], ids=["own CA", "no keys"])
+def test_without_cert_manager_a_new_cluster_is_secured_where_the_operator_may_keep_keys(
+    stage: Stage, may_keep_secrets: bool
+) -> None:
+    stage.server.fault(path="/certificates", code=404, times=None)
+    stage.operator(secure_by_default=True, may_keep_secrets=may_keep_secrets)
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    wanted = (
+        ("Required", "required", ["tokens", "http-tokens"]) if may_keep_secrets else ("Off", "off", ["grpc", "http"])
+    )
+    assert (mode(stage), peers(stage), ports(stage)) == wanted
+    keys = {"shop-ca", "shop-server-tls", "shop-peers-tls"} if may_keep_secrets else set()
+    assert stage.names("secrets") == keys
+    if not may_keep_secrets:
+        return
+    authority = x509.load_pem_x509_certificate(content(stage, "shop-ca", "tls.crt"))
+    for name in ("shop-server-tls", "shop-peers-tls"):
+        assert content(stage, name, "ca.crt") == content(stage, "shop-ca", "tls.crt")
+        x509.load_pem_x509_certificate(content(stage, name, "tls.crt")).verify_directly_issued_by(authority)
+
+
+def content(stage: Stage, secret: str, key: str) -> bytes:
+    return base64.b64decode(stage.there("secrets", secret)["data"][key])
