@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -16,7 +17,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 ROOT = Path(__file__).resolve().parents[3]
 AXE = ROOT / ".venv/npm/axe.min.js"
 PICTURES = "DELAY_CONSOLE_PICTURES"
-"""The folder that pictures are kept in; without it they go to the test's temporary folder."""
+"""The folder that pictures are kept in, and DID; without it they go to the test's temporary folder."""
+DID = "did.txt"  # each page that was looked at, and each change that was asked for
 SLOW_MS = 30_000
 FLAGS = [
     "--no-sandbox",
@@ -50,12 +52,14 @@ class ConsoleBrowser:
     def __init__(self, browser: Browser, link: str, pictures: Path, **options: Any) -> None:
         self.base = link.partition("/sign-in")[0]
         self.pictures = pictures
+        self._scheme = options.get("color_scheme", "light")
         self.context: BrowserContext = browser.new_context(viewport={"width": 1360, "height": 900}, **options)
         self.context.set_default_timeout(SLOW_MS)
         self.page: Page = self.context.new_page()
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda it: self.errors.append(it.text) if it.type == "error" else None)
+        self.page.on("request", lambda it: self.note(f"asked   {path_of(it.url)}") if it.method == "POST" else None)
         self.page.on("dialog", lambda dialog: self.errors.append(f"a script asked: {dialog.message}"))
         self.page.goto(link)
         if "/sign-in?" in link:
@@ -74,10 +78,17 @@ class ConsoleBrowser:
         self.page.screenshot(path=self.pictures / f"{name}.png", full_page=True)
         assert self.errors == [], f"{name}: errors in the browser"
         self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate(
-            "async () => (await axe.run()).violations.map(it => [it.id, it.help, it.nodes.map(n => n.html)])"
-        )
-        assert found == [], f"{name}: axe-core"
+        for scheme in ("dark" if self._scheme == "light" else "light", self._scheme):
+            self.page.emulate_media(color_scheme=scheme)
+            found = self.page.evaluate(
+                "async () => (await axe.run()).violations.map(it => [it.id, it.help, it.nodes.map(n => n.html)])"
+            )
+            assert found == [], f"{name}: axe-core, {scheme}"
+        self.note(f"looked  {path_of(self.page.url)}: no error, axe-core finds nothing in light and dark; {name}.png")
+
+    def note(self, what: str) -> None:
+        with (self.pictures / DID).open("a") as file:
+            file.write(what + "\n")
 
     def text(self) -> str:
         """What is in the page, with its blanks as one."""
@@ -85,6 +96,10 @@ class ConsoleBrowser:
 
     def close(self) -> None:
         self.context.close()
+
+
+def path_of(url: str) -> str:
+    return urlsplit(url).path
 
 
 def kept_pictures(temporary: Path) -> Path:
