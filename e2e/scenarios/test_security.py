@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
+from delayapi.proto.delay.v1 import delay_pb2 as pb
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.harness.delaycluster import API_VERSION, ClusterUnderTest
+from e2e.harness.forwards import forwarded_port
 from e2e.harness.helm import Release
 from e2e.harness.kubectl import Failed, Kubectl, Object, wait_until
 from e2e.harness.load import CALM_SECONDS, Load, Result, TokenPod
@@ -20,6 +23,7 @@ QUEUES = 4
 TOPICS = [{"name": name, "queues": QUEUES} for name in ("orders", "plain")]  # one for each load
 CERTIFICATES = {"secrets": {"server": "web", "peers": "inner"}}
 STEP_SECONDS = 240
+IN_FORCE_SECONDS = 10.0  # what it is on a quiet machine the figures say
 PAUSE_SECONDS = 5.0  # of a queue at a handover; what it is on a quiet machine the figures say
 
 
@@ -123,6 +127,43 @@ def test_off_to_required_under_load_loses_nothing(
     victim = secured.victim("orders")
     secured.kube("delete", "pod", f"acts-{victim[1:]}", "--namespace", secured.namespace, "--grace-period=0", "--force")
     secured.wait_whole()
+
+
+def test_a_right_is_given_and_taken_on_a_connection_that_is_there(
+    secured: ClusterUnderTest, figure: Callable[..., None]
+) -> None:
+    """From `kubectl patch delayuser` to what a node says, over operator and ConfigMap."""
+    kube, namespace = secured.kube, secured.namespace
+    secured.edit(security={"mode": "Required", "certificates": CERTIFICATES})
+    mode(secured, "Required")
+    name, audience = f"acts-client.{namespace}.svc", f"delaycluster.io/{namespace}/acts"
+    token = kube("create", "token", "shop", "--namespace", namespace, "--audience", audience).strip()
+    ca = base64.b64decode(kube.get("secret", "web", namespace)["data"]["ca.crt"])
+    rules = user("shop")["spec"]["rules"]
+    asked = pb.CheckAccessRequest(operation="Produce", topic="orders").SerializeToString()
+    took: dict[bool, list[float]] = {False: [], True: []}
+    with (
+        forwarded_port(secured, "acts-client", 7071) as port,
+        grpc.secure_channel(
+            f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca), [("grpc.ssl_target_name_override", name)]
+        ) as channel,
+    ):
+        check = channel.unary_unary("/delay.v1.DelayService/CheckAccess")
+
+        def allowed() -> bool:
+            answer = check(asked, metadata=[("authorization", f"Bearer {token}")], timeout=10)
+            return pb.CheckAccessResponse.FromString(answer).allowed
+
+        assert allowed()
+        for turn in range(10):
+            wanted = turn % 2 == 1
+            kube.patch("delayuser", "shop", {"spec": {"rules": rules if wanted else rules[1:]}}, namespace)
+            began = time.monotonic()
+            while allowed() is not wanted:
+                assert time.monotonic() - began < IN_FORCE_SECONDS
+                time.sleep(0.01)
+            took[wanted].append(round(time.monotonic() - began, 2))
+    figure(taken_s=took[False], given_s=took[True])
 
 
 def test_required_to_off_goes_the_same_way_back_under_load(
