@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from http.client import HTTPConnection, RemoteDisconnected
@@ -90,11 +91,26 @@ def test_a_forged_cookie_is_no_session(console: ClusterConsole, forged: str) -> 
     assert console.ask("/groups", cookie=forged).status == 401
 
 
-def test_it_speaks_tls_alone(console: ClusterConsole) -> None:
+def test_plain_text_and_older_tls_are_refused(console: ClusterConsole) -> None:
     plain = HTTPConnection("localhost", console.port, timeout=30)
     plain.request("GET", "/")
     with pytest.raises((RemoteDisconnected, ConnectionError, ssl.SSLError)):
         plain.getresponse()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for most, version in ((ssl.TLSVersion.TLSv1_3, "TLSv1.3"), (ssl.TLSVersion.TLSv1_2, None)):
+        context.maximum_version = most
+        assert spoken(console.port, context) == version
+
+
+def spoken(port: int, context: ssl.SSLContext) -> str | None:
+    """The version of TLS; None: refused."""
+    with socket.create_connection(("localhost", port), 10) as plain:
+        try:
+            with context.wrap_socket(plain) as secured:
+                return secured.version()
+        except ssl.SSLError:
+            return None
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "localhost@evil.example", "", "[::1]:443"])

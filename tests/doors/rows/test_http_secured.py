@@ -174,8 +174,12 @@ def by_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
         yield running, f"127.0.0.1:{port}"
 
 
-def asking_by(secured: Secured, address: str, client: Issued | None, directory: Path) -> Asking:
+def asking_by(
+    secured: Secured, address: str, client: Issued | None, directory: Path,
+    most: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED,
+) -> Asking:  # fmt: skip
     context = ssl.create_default_context(cadata=secured.ca.pem.decode())
+    context.maximum_version = most
     context.check_hostname = False
     if client is not None:
         pair = directory / "pair.pem"
@@ -215,3 +219,6 @@ def test_who_has_none_that_counts_does_not_get_in(by_certificate: tuple[Secured,
     plain = Asking(Node("", address), "json")
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         plain.json("ListGroups", {"topic": "t"})
+    good = secured.client_ca.issue(MAIL)
+    with pytest.raises(ssl.SSLError):
+        asking_by(secured, address, good, tmp_path, ssl.TLSVersion.TLSv1_2).json("ListGroups", {"topic": "t"})
