@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from delayapi.receipt import Receipt
 
 from delaynode.server.doors.calls import InnerCall
 from delaynode.server.doors.core import Door
-from delaynode.server.doors.records import decodable
+from delaynode.server.doors.records import fitting
 from delaynode.server.edge import Call
 from delaynode.store.errors import Refused
 
@@ -77,7 +76,7 @@ class Receiving:
         """Up to ask.max_messages, and as many as may be decoded at once; waits for the first. local_only: of the shards
         that this node serves. Raises Refused."""
         found = await self._some(call, ask, wait_seconds, local_only=local_only)
-        kept = decodable(one.record for one in found)
+        kept = fitting([one.record for one in found[: ask.max_messages]], ask.max_bytes)
         self.give_back(call, found[kept:])
         return found[:kept]
 
@@ -122,9 +121,7 @@ class Receiving:
         except BaseException:
             self.give_back(call, found)
             raise
-        kept = _fitting(found, ask)
-        self.give_back(call, found[kept:])
-        return found[:kept], refusals
+        return found, refusals
 
     async def _wait(self, call: Call, ask: Ask, queues: Sequence[int], seconds: float) -> list[Delivered]:
         """Ask all of them, until the first has something or the time is over. Raises Refused."""
@@ -154,9 +151,9 @@ class Receiving:
             wanted = True
         finally:
             found += await self._end(call, ask, polls)
-            kept = _fitting(found, ask) if wanted else 0
-            self.give_back(call, found[kept:])
-        return found[:kept]
+            if not wanted:
+                self.give_back(call, found)
+        return found
 
     def _poll(self, call: Call, ask: Ask, queue: int, until: float) -> asyncio.Task[list[Delivered]]:
         """A call for what comes to one shard: one that was left, or a new one."""
@@ -254,12 +251,6 @@ class Receiving:
 
 def _key(call: Call, ask: Ask, queue: int) -> Key:
     return call.identity().principal, queue, ask
-
-
-def _fitting(found: Sequence[Delivered], ask: Ask) -> int:
-    """How many of these, from the first on, are one answer: 1 at least, where there is one."""
-    ends = [*itertools.accumulate(len(one.record) for one in found[: ask.max_messages])]
-    return max(min(1, len(ends)), bisect_right(ends, ask.max_bytes))
 
 
 def delivered(ask: Ask, queue: int, batch: MessageBatchView, until_ms: int) -> list[Delivered]:

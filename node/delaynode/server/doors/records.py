@@ -6,7 +6,9 @@ properties an answer takes no more than it can decode without holding the event 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from delayapi.field_counts import count_fields
@@ -27,6 +29,13 @@ def decoded(record: bytes) -> pb.Message:
         return pb.Message.FromString(record)
     except DecodeError:
         return pb.Message(body=record)
+
+
+def fitting(records: Sequence[bytes], most_bytes: int) -> int:
+    """How many of them, from the first on, are one answer: of `most_bytes`, of which one may be larger alone, and
+    decodable."""
+    ends = [*accumulate(map(len, records))]
+    return min(max(1, bisect_right(ends, most_bytes)), decodable(records))
 
 
 def decodable(records: Iterable[bytes]) -> int:

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +28,7 @@ from delaynode.limits.budget import Answers
 from delaynode.server.dispatch import parse
 from delaynode.server.doors.core import Changed, Door, Outgoing, Stored
 from delaynode.server.doors.receiving import Ask, Delivered, Receiving
-from delaynode.server.doors.records import decodable, decoded
+from delaynode.server.doors.records import decoded, fitting
 from delaynode.server.edge import Body, Call, Methods, Serve, Stream
 from delaynode.server.handlers.consume import MAX_INVISIBLE_MS, MAX_WAIT_MS
 from delaynode.store.errors import Refused
@@ -242,7 +240,7 @@ class MessageService:
                 complete = min(complete, found[-1][:3])
         found.sort(key=lambda row: row[:3])
         page = [row for row in found if row[:3] <= complete][:size]
-        page = page[: _fitting([row[5] for row in page])]
+        page = page[: fitting([row[5] for row in page], ANSWER_BYTES)]
         more = len(page) < len(found) or any(batch.more for batch in parts)
         answer = rows.ListPendingMessagesResponse()
         for due_ms, queue, number, bytes_, uid, record in page:
@@ -331,7 +329,7 @@ class MessageService:
             known = True
             reasons = cut_reasons(np.frombuffer(batch.reason_size, "<u2"), batch.reasons, batch.count)
             found += zip(_dead(request, shard, batch), reasons, strict=True)
-            fits = _fitting([one.record for one, _ in found])
+            fits = fitting([one.record for one, _ in found], ANSWER_BYTES)
             if len(found) >= size or fits < len(found):  # so it is where a shard has left some out: 8 MiB are its limit
                 found = found[:fits]
                 last = found[-1][0].receipt
@@ -487,12 +485,6 @@ def _ask(request: Any, most: int) -> Ask:
 
 def _bounded(ask: Ask, answers: Answers) -> Ask:
     return replace(ask, max_bytes=min(answers.window, ANSWER_BYTES))
-
-
-def _fitting(records: Sequence[bytes]) -> int:
-    """How many of these, from the first on, are one answer: 1 at least, where there is one."""
-    ends = [*accumulate(map(len, records))]
-    return min(max(1, bisect_right(ends, ANSWER_BYTES)), decodable(records))
 
 
 def _receipts(texts: Sequence[str]) -> tuple[list[Receipt], list[Refused | None]]:
