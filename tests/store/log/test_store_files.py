@@ -41,6 +41,13 @@ def segmented(disk: Files, sizes: list[int], segment_bytes: int = 100) -> tuple[
     return file, content
 
 
+def test_a_read_may_cross_any_number_of_segments() -> None:
+    disk = MemoryFiles(random.Random(1))
+    file, content = segmented(disk, [100] * 2_000)
+    assert len(file.bases) == 2_000
+    assert file.read(50, len(content) - 100) == content[50:-50]
+
+
 # ---------------------------------------------------------------- segments
 def test_what_is_appended_is_read_back_over_segments_and_after_reopening() -> None:
     rng = random.Random(1)

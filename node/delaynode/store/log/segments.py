@@ -139,17 +139,20 @@ class SegmentedFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes at `offset`. Raises Trimmed when they were dropped, Damaged when they are missing."""
-        if not length:
-            return b""
-        base, limit = self._segment_of(offset)
-        here = min(length, limit - offset)
-        try:
-            data = self.files.read(self._path(base), offset - base, here)
-        except FileNotFoundError as error:
-            raise Damaged(f"{self._path(base)}: missing") from error
-        if len(data) != here:
-            raise Damaged(f"{self._path(base)}: ends before offset {offset + here}")
-        return data if here == length else data + self.read(offset + here, length - here)
+        parts: list[bytes] = []
+        while length:
+            base, limit = self._segment_of(offset)
+            here = min(length, limit - offset)
+            try:
+                data = self.files.read(self._path(base), offset - base, here)
+            except FileNotFoundError as error:
+                raise Damaged(f"{self._path(base)}: missing") from error
+            if len(data) != here:
+                raise Damaged(f"{self._path(base)}: ends before offset {offset + here}")
+            parts.append(data)
+            offset += here
+            length -= here
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_some(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes at `offset`: fewer where a segment is missing or ends before the next one starts."""
