@@ -169,10 +169,8 @@ class Leadership:
         copy, storage, context = self._copy, self._copy.storage, self._context
         leader = self._make_leader(shard, spec)
         former = status.in_sync if status is not None else ()
-        cluster, frames = context.cluster(), 0
+        cluster = context.cluster()
         try:
-            if not set(former) - {storage.replica_id}:  # nobody else can have anything else
-                frames = await storage.apply_all()
             previous_master_stopped = status is not None and _previous_master_stopped(status, spec)
             others = len(set(former) - {storage.replica_id})
             missing = partial(self._count_missing, spec, others, ended=int(previous_master_stopped and spec.vacant))
@@ -181,7 +179,7 @@ class Leadership:
             ):
                 await self.end_term(leader.ended or "another term has begun")
                 return
-            frames += await storage.apply_all()
+            frames = await storage.apply_all()
             if leader.ended is not None:
                 return  # nobody would tell the master that is made now: it would wait for its first frame for ever
             min_in_sync = cluster.min_in_sync if cluster is not None else 1

@@ -186,6 +186,29 @@ def a8_slaves_are_read_while_there_is_no_master(seed: int) -> None:
 
 
 @attack
+def term_that_never_begins_commits_nothing(seed: int) -> None:
+    """Its log has frames of the term before that no slave has. It is asked to lead alone, and can't say that it does."""
+    with cluster(seed, close=False, delivery=Delivery.MASTER_AND_SLAVE) as run:
+        master, slave = run.master(), run.slaves()[0]
+        run.world.run(0.5)
+        run.cut(slave, master, both=False)
+        run.world.run(0.3)
+        shard = run.replica(master).local.shard
+        assert shard is not None
+        committed = shard.committed_offset
+        assert shard.log_end > committed, "there is something that it may not commit"
+        run.world.machines[master].weather.script = [("write_status", "lost")] * 20
+        run.world.truth.delete("t-0")
+        run.until(lambda: (made := run.world.truth.shard("t-0")) is not None and made.spec.master == master, 10, "led")
+        run.world.run(2.0)
+        assert run.replica(master).leadership.master is None, "it does not serve"
+        assert run.status().in_sync == (run.replica(master).local.storage.replica_id,), "it is to lead alone"
+        shard = run.replica(master).local.shard
+        assert shard is not None
+        assert shard.committed_offset <= committed
+
+
+@attack
 def a10_object_that_lost_its_status_is_not_taken_for_a_new_shard(seed: int) -> None:
     with cluster(seed, close=False, bootstrap_volumes=BootstrapVolumes.REFUSE) as run:
         shard = run.shard()
