@@ -33,9 +33,12 @@ MAX_CHUNK_REQUESTS = 8  # pieces of a transfer that are asked for at once
 
 
 def refuse_unknown(origin: Origin, message: Message) -> None:
-    """Answers a master whose registry is ahead of this node's, so that it asks again; nothing else needs an answer."""
-    if isinstance(message, Follow):
-        origin.reply(FollowRefused(message.uid, message.epoch, 0, False, "this node does not know of the shard yet"))
+    """Answers a master that asks for, or streams to, a copy that is not here, so that it asks again in a while.
+
+    Its registry may be ahead of this node's; or behind it, and the copy was thrown away meanwhile: without an answer
+    the master would wait for its acks for ever, also once there is to be another copy here.
+    """
+    origin.reply(FollowRefused(message.uid, message.epoch, 0, False, "this node has no copy of the shard yet"))
 
 
 class ReplicaFollower:
@@ -85,6 +88,9 @@ class ReplicaFollower:
             return
         if isinstance(message, Follow):
             await self._follow(origin, message)
+            return
+        if self.origin is None:
+            refuse_unknown(origin, message)  # to a copy that was here before this one, or of a connection that is over
             return
         if origin is not self.origin or message.epoch != self.epoch:
             return  # of a connection, or a term, that is over

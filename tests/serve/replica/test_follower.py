@@ -10,10 +10,19 @@ from typing import Any, cast
 
 import pytest
 from delaynode.replica.context import ReplicaContext
-from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.follower import ReplicaFollower, refuse_unknown
 from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replica.local_copy import LocalCopy
-from delaynode.replication.protocol import Ack, Follow, FollowerState, Frames, Message, Start
+from delaynode.replication.protocol import (
+    Ack,
+    Commit,
+    Follow,
+    FollowerState,
+    FollowRefused,
+    Frames,
+    Message,
+    Start,
+)
 from delaynode.replication.transport.until import wait_until
 
 from tests.serve.replica.test_slave_host import slave_of
@@ -143,3 +152,19 @@ def test_a_frame_of_a_newer_release_stops_the_copy_and_is_no_damage(tmp_path: Pa
 
     asyncio.run(main())
     assert not list(tmp_path.rglob("damaged"))
+
+
+@pytest.mark.parametrize("of", [Frames(1, EPOCH, 0, 0, (b"",)), Commit(1, EPOCH, 0), Start(1, EPOCH, 0, 0)])
+def test_a_master_that_streams_to_a_copy_that_was_here_before_is_told(of: Message) -> None:
+    """It missed that the copy was thrown away, and that there is to be another; it would wait for acks for ever."""
+    context = cast(ReplicaContext, SimpleNamespace(replica_leases=Leases(), boot_ms=lambda: 0))
+    made = SimpleNamespace(uid=1, host=None, damaged=lambda: None)
+    follower = ReplicaFollower(cast(LocalCopy, made), context, lambda *names, **facts: None)
+    before, anew = Connection(), Connection()
+    asyncio.run(follower.handle(before, of))
+    refuse_unknown(before, of)
+    assert [type(reply) for reply in before.replies] == [FollowRefused, FollowRefused]
+    asyncio.run(follower.handle(anew, Follow(1, EPOCH)))
+    asyncio.run(follower.handle(before, of))
+    assert len(before.replies) == 2, "what is over needs no answer"
+    assert [type(reply) for reply in anew.replies] == [FollowerState]

@@ -140,3 +140,20 @@ def a11_sole_copy_in_sync_is_not_replaced_however_long_its_node_is_away(seed: in
         assert _blocked(run) == ["NodeAway"], "it is waited for, and that is said"
         run.world.start(master)
         run.until(run.healthy, 30, "it serves again")
+
+
+@attack
+def copy_that_went_and_is_wanted_again_behind_its_masters_back_is_made_anew(seed: int) -> None:
+    """The master hears of neither, and streams on to a copy that is not there."""
+    with cluster(seed) as run:
+        master, slave, uid = run.master(), run.slaves()[0], run.shard().spec.uid
+        other = next(node for node in run.world.machines if node not in run.shard().spec.replicas)
+        weather = run.world.machines[master].weather
+        run.once(lambda shard: slave not in shard.spec.replicas, lambda: setattr(weather, "down", True))
+        run.move("t-0", (master, other))
+        run.until(lambda: weather.down and not directories(run, slave, uid), 20, "the copy is gone")
+        run.move("t-0", (master, slave))
+        run.until(lambda: slave in run.shard().spec.replicas, 10, "it is wanted again")
+        run.world.run(0.5)
+        weather.down = False
+        run.until(lambda: slave in run.shard().spec.replicas and run.healthy(), 30, "moved back")

@@ -187,7 +187,7 @@ def a8_slaves_are_read_while_there_is_no_master(seed: int) -> None:
 
 @attack
 def term_that_never_begins_commits_nothing(seed: int) -> None:
-    """Its log has frames of the term before that no slave has. It is asked to lead alone, and can't say that it does."""
+    """Its log has frames of the term before that no slave has. It is asked to lead alone, and can't say so."""
     with cluster(seed, close=False, delivery=Delivery.MASTER_AND_SLAVE) as run:
         master, slave = run.master(), run.slaves()[0]
         run.world.run(0.5)
