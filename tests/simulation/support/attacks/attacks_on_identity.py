@@ -97,6 +97,7 @@ def d1_copies_of_two_histories_wait_for_a_persons_word(seed: int) -> None:
         run.world.truth.delete("t-0")
         run.world.run(4.0)
         assert run.world.truth.shard("t-0") is None, "the spec wants a person to decide"
+        run.until(lambda: bool(run.world.control.loop.orphans.orphans), 10, "it says so")
         (said,) = run.world.control.loop.orphans.orphans
         assert f"{uid:016x} on " in said
         (reason,) = adopt(run)

@@ -238,9 +238,10 @@ def damaged_copy_stays_while_a_write_under_way_names_it(seed: int) -> None:
         run.until(
             lambda: run.replica(slave).role is ReplicaRole.DAMAGED, 20, "the new member's disk takes nothing more"
         )
+        named = run.replica(slave).local.storage.replica_id
         run.until(lambda: len(run.status().in_sync) == 2, 20, "the larger set has landed")
         run.world.run(2.0)
-        assert run.replica(slave).role is ReplicaRole.DAMAGED, "the copy that the registry names"
+        assert run.replica(slave).local.storage.replica_id == named, "the copy that the registry names"
         weather.down = run.world.control.weather.down = False
         run.world.machines[slave].disk.full = False
 
