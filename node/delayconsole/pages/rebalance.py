@@ -39,6 +39,7 @@ async def show(view: PageView) -> Mapping[str, Any]:
         "plan": plan,
         "moves": list((plan or {}).get("moves") or ()),
         "progress": seen.status.get("progress") if seen is not None else None,
+        "moving": seen is not None and seen.state == MOVING,
         "expires_ms": _instant((plan or {}).get("expiresAt")),
         "expired": seen is not None and seen.expired() is not None,
         "problems": [*problems, *found_problems],

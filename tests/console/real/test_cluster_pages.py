@@ -5,8 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
@@ -20,13 +19,12 @@ from delaylocal import LocalCluster
 from delaylocal.rebalance_file import RebalanceFile
 from delayregistry.model import TopicSpec
 
-from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser
+from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser, until
 from tests.console.support.console_process import running_console
 from tests.local.rebalanceworld import kept, plan_of
 
 pytestmark = needs_browser()
 EVIL = '<img src=x onerror="alert(1)">'
-WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +43,6 @@ def seen(pair: LocalCluster, pictures: Path) -> Iterator[ConsoleBrowser]:
         made = ConsoleBrowser(browser, link, pictures)
         yield made
         made.close()
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.2)
-
-
-def confirm(seen: ConsoleBrowser, question: str, *commands: str) -> str:
-    """Reads the question and its command, says yes; what was done."""
-    asked = seen.text()
-    assert question in asked
-    for command in commands:
-        assert command in asked
-    seen.page.click("button[name=confirmed]")
-    return seen.text()
 
 
 def sent(endpoint: str, topic: str, count: int) -> None:
@@ -87,7 +68,7 @@ def test_groups_are_shown_by_lag_and_one_is_deleted(seen: ConsoleBrowser, pair: 
     assert "20 released and not done" in seen.text()
     seen.check("group")
     seen.page.click("text=Delete the group")
-    done = confirm(seen, "Delete the group billing of lags", "groups delete lags --group billing")
+    done = seen.confirm("Delete the group billing of lags", "groups delete lags --group billing")
     assert "is deleted on" in done
     with Admin(endpoint) as admin:
         assert admin.groups("lags") == []
@@ -117,7 +98,7 @@ def test_dead_letters_are_looked_at_redriven_and_dropped(seen: ConsoleBrowser, p
     page.locator("tbody input").nth(7).check()
     page.click("text=Redrive those marked")
     seen.check("dead-letters-question")
-    done = confirm(seen, "Put 2 dead letters of the group mail in dead back to work?", "dlq redrive dead --group mail")
+    done = seen.confirm("Put 2 dead letters of the group mail in dead back to work?", "dlq redrive dead --group mail")
     assert "2 dead letters of the group mail in dead were redriven" in done
     with Consumer(endpoint, "dead", "mail") as consumer:
         for _ in range(2):
@@ -125,7 +106,7 @@ def test_dead_letters_are_looked_at_redriven_and_dropped(seen: ConsoleBrowser, p
     assert dead() == 6
     page = seen.open("/dead-letters/group?topic=dead&group=mail")
     page.click("text=Drop all 6")
-    assert "dropped" in confirm(seen, "Give up all 6 dead letters of the group mail in dead for ever?", "dlq drop dead")
+    assert "dropped" in seen.confirm("Give up all 6 dead letters of the group mail in dead for ever?", "dlq drop dead")
     assert dead() == 0
     seen.open("/dead-letters/group?topic=dead&group=mail")
     assert "There are no dead letters." in seen.text()
@@ -141,7 +122,7 @@ def test_what_has_changed_since_the_question_is_asked_again(seen: ConsoleBrowser
                 until(lambda: _dead(endpoint, "twice") == 2, "two are dead letters")
                 seen.open("/dead-letters/group?topic=dead&group=twice").click("text=Redrive all 2")
     until(lambda: _dead(endpoint, "twice") == 4, "four are dead letters")
-    asked = confirm(seen, "Put all 2 dead letters")
+    asked = seen.confirm("Put all 2 dead letters")
     assert "It was 2 when you were asked; now it is 4." in asked
     assert _dead(endpoint, "twice") == 4
 
@@ -166,7 +147,7 @@ def test_schedules_are_paused_resumed_triggered_backfilled_and_deleted(
         one = "/schedules/one?" + urlencode({"topic": "again", "id": "report"})
         page.fill("input[name=note]", "holidays")
         page.click("main button:text-is('Pause')")
-        assert "paused" in confirm(seen, "Pause the schedule report of again?", "schedules pause again report --note")
+        assert "paused" in seen.confirm("Pause the schedule report of again?", "schedules pause again report --note")
         assert (admin.schedules.get("again", "report").paused, admin.schedules.get("again", "report").note) == (
             True,
             "holidays",
@@ -174,21 +155,21 @@ def test_schedules_are_paused_resumed_triggered_backfilled_and_deleted(
         seen.open(one)
         assert "none of these comes before it is resumed" in seen.text()
         page.click("main button:text-is('Resume')")
-        confirm(seen, "Resume the schedule report", "schedules resume again report")
+        seen.confirm("Resume the schedule report", "schedules resume again report")
         assert not admin.schedules.get("again", "report").paused
         seen.open(one)
         page.click("main button:text-is('Trigger')")
-        assert "has fired" in confirm(seen, "Fire the schedule report of again once, now?")
+        assert "has fired" in seen.confirm("Fire the schedule report of again once, now?")
         seen.open(one)
         page.fill("input[name=from]", "2026-11-16T00:00:00Z")
         page.fill("input[name=to]", "2026-11-21T00:00:00Z")
         page.click("main button:text-is('Backfill')")
-        assert "5 times of report were fired" in confirm(seen, "Fire the times of report", "--from 2026-11-16")
+        assert "5 times of report were fired" in seen.confirm("Fire the times of report", "--from 2026-11-16")
         assert admin.schedules.get("again", "report").fired == 6
         seen.open("/schedules/one?" + urlencode({"topic": "again", "id": EVIL}))
         seen.check("schedule-evil")
         page.click("main button:text-is('Delete')")
-        assert "is deleted" in confirm(seen, "Delete the schedule")
+        assert "is deleted" in seen.confirm("Delete the schedule")
         assert [it.schedule.id for it in admin.schedules.each("again")] == ["report"]
 
 
@@ -204,7 +185,7 @@ def test_a_shard_changes_its_master_and_a_copy_moves(seen: ConsoleBrowser, pair:
         seen.open("/shards/one?shard=placed-0")
         seen.check("shard")
         page.click("text=Switch over")
-        done = confirm(seen, f"Let {other} lead placed-0 in place of {before.master}?", "shards switchover placed-0")
+        done = seen.confirm(f"Let {other} lead placed-0 in place of {before.master}?", "shards switchover placed-0")
         assert f"{other} has taken placed-0 over from {before.master}" in done
         assert at.shard("placed-0").spec.master == other
         free = next(it for it in at.cluster().node_ids if it not in before.replicas)
@@ -212,7 +193,7 @@ def test_a_shard_changes_its_master_and_a_copy_moves(seen: ConsoleBrowser, pair:
         page.select_option("select[name=from]", before.master)
         page.select_option("form:has(select[name=from]) select[name=to]", free)
         page.click("main button:text-is('Move')")
-        confirm(seen, f"Move the copy of placed-0 on {before.master} to {free}?", f"--from {before.master} --to {free}")
+        seen.confirm(f"Move the copy of placed-0 on {before.master} to {free}?", f"--from {before.master} --to {free}")
         until(lambda: set(at.shard("placed-0").spec.replicas) == {other, free}, "the copy has moved")
 
 
@@ -222,7 +203,7 @@ def test_a_node_is_emptied_and_used_again(seen: ConsoleBrowser, pair: LocalClust
     seen.check("nodes")
     page.click("[aria-label='Drain n2']")
     seen.check("drain-question")
-    confirm(seen, "Empty n2?", f"nodes drain n2 --data {pair.data}")
+    seen.confirm("Empty n2?", f"nodes drain n2 --data {pair.data}")
     with registry_editor(pair.data) as at:
         assert at.cluster().drained == ("n2",)
         until(lambda: not any("n2" in it.spec.replicas for it in at.shards()), "n2 is empty")
@@ -230,7 +211,7 @@ def test_a_node_is_emptied_and_used_again(seen: ConsoleBrowser, pair: LocalClust
         assert "2 copies are wanted of each shard, and 1 other nodes would be left" in seen.text()
         seen.errors = [it for it in seen.errors if "409" not in it]
         seen.open("/nodes").click("[aria-label='Use n2 again']")
-        confirm(seen, "Use n2 again?", "nodes drain n2 --undo")
+        seen.confirm("Use n2 again?", "nodes drain n2 --undo")
         assert at.cluster().drained == ()
 
 
@@ -268,21 +249,11 @@ def test_a_plan_is_seen_before_and_after_approved_and_carried_out(seen: ConsoleB
         assert seen.page.locator("svg.strip").count() == 6, "each node, now and then"
         seen.check("rebalance-plan")
         seen.page.click("main button:text-is('Approve')")
-        confirm(seen, f"Carry out plan {plan.hash}: 1 moves?", f"rebalance --approve {plan.hash}")
+        seen.confirm(f"Carry out plan {plan.hash}: 1 moves?", f"rebalance --approve {plan.hash}")
         moved = {free, *spec.replicas} - {spec.master}
         until(lambda: set(at.shard("planned-0").spec.replicas) == moved, "the plan is carried out")
         until(lambda: state().startswith("Ready"), "and over")
         seen.check("rebalance-done")
-
-
-@pytest.mark.skipif("DELAY_CONSOLE_PROPOSE" not in os.environ, reason="Spark starts: set DELAY_CONSOLE_PROPOSE")
-def test_a_plan_is_proposed_by_spark(seen: ConsoleBrowser, pair: LocalCluster) -> None:
-    page = seen.open("/rebalance")
-    page.set_default_timeout(300_000)
-    page.click("main button:text-is('Propose a plan')")
-    done = confirm(seen, "propose the moves that spread it?", f"delayctl rebalance --data {pair.data}")
-    assert "There is nothing to propose" in done or "A plan is made" in done
-    seen.check("rebalance-proposed")
 
 
 def test_what_was_done_here_is_in_the_audit_log(seen: ConsoleBrowser, pair: LocalCluster) -> None:
@@ -290,7 +261,7 @@ def test_what_was_done_here_is_in_the_audit_log(seen: ConsoleBrowser, pair: Loca
         admin.schedules.put(Schedule("again", EVIL + "audited", "x", cron=["0 9 * * *"]))
     page = seen.open("/schedules/one?" + urlencode({"topic": "again", "id": EVIL + "audited"}))
     page.click("main button:text-is('Trigger')")
-    confirm(seen, "once, now?")
+    seen.confirm("once, now?")
     page = seen.open("/audit?event=audit-console&text=audited")
     (row,) = [it.inner_text() for it in page.locator("tbody tr").all()]
     assert "done by the console" in row

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ PICTURES = "DELAY_CONSOLE_PICTURES"
 """The folder that pictures are kept in, and DID; without it they go to the test's temporary folder."""
 DID = "did.txt"  # each page that was looked at, and each change that was asked for
 SLOW_MS = 30_000
+WAIT_S = 60.0
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -94,8 +96,28 @@ class ConsoleBrowser:
         """What is in the page, with its blanks as one."""
         return re.sub(r"\s+", " ", self.page.inner_text("main"))
 
+    def confirm(self, question: str, *commands: str) -> str:
+        """Reads the question and its command, says yes; what was done."""
+        asked = self.text()
+        assert question in asked
+        for command in commands:
+            assert command in asked
+        self.page.click("button[name=confirmed]")
+        return self.text()
+
+    def command(self) -> str:
+        """What the page says does the same in a terminal."""
+        return self.page.inner_text(".command code")
+
     def close(self) -> None:
         self.context.close()
+
+
+def until(holds: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+    end_s = time.monotonic() + wait_s
+    while not holds():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.1)
 
 
 def path_of(url: str) -> str:
