@@ -63,5 +63,17 @@ def test_links_never_lead_before_now_nor_below_a_minute() -> None:
     there = zooms(NOW, NOW + MINUTE_MS, NOW)
     assert there["Zoom in"] == (NOW, NOW + MINUTE_MS)
     assert there["Earlier"] == (NOW, NOW + MINUTE_MS)
-    assert there["Later"] == (NOW + MINUTE_MS // 2, NOW + MINUTE_MS // 2 + MINUTE_MS)
+    assert there["Later"] == (NOW + MINUTE_MS, NOW + 2 * MINUTE_MS)
     assert there["Zoom out"] == (NOW, NOW + 2 * MINUTE_MS)
+
+
+def test_links_lead_to_whole_minutes_so_that_each_zoom_shows_less() -> None:
+    """Columns are whole minutes: half of five shows three of them, and then half of that three again."""
+    start, end, spans = NOW, NOW + 5 * MINUTE_MS, [5 * MINUTE_MS]
+    while spans[-1] > MINUTE_MS:
+        there = zooms(start, end, NOW)
+        assert {at % MINUTE_MS for pair in there.values() for at in pair} == {0}
+        start, end = there["Zoom in"]
+        edges_ms = heat_map([], "shard", start, end).edges_ms
+        spans.append(int(edges_ms[-1] - edges_ms[0]))
+    assert spans == [5 * MINUTE_MS, 2 * MINUTE_MS, MINUTE_MS]

@@ -69,39 +69,49 @@ async def show(view: PageView) -> Mapping[str, Any]:
         "live": live,
         "link": link,
         "command": _command(view, topic, by, from_ms, to_ms, heat),
-        "picture": _picture(heat, by),
+        "picture": _picture(heat, by, topic),
         "others": OTHERS,
     }
 
 
 def zooms(start: int, end: int, now_ms: int) -> dict[str, tuple[int, int]]:
-    """Where the links lead: from and to. Not earlier than now, and no less than a minute."""
+    """Where the links lead: from and to, on whole minutes, as columns are. Not earlier than now, and no less than a
+    minute."""
     width, first = end - start, now_ms // MINUTE_MS * MINUTE_MS
-    half = max(MIN_SPAN_MS, width // 2)
+    half = max(MIN_SPAN_MS, width // 2 // MINUTE_MS * MINUTE_MS)
     middle = start + (width - half) // 2
 
     def at(begin: int, length: int) -> tuple[int, int]:
-        begin = max(min(first, start), begin)
+        begin = max(min(first, start), begin) // MINUTE_MS * MINUTE_MS
         return begin, begin + length
 
     return {
-        "Earlier": at(start - width // 2, width),
-        "Later": at(start + width // 2, width),
+        "Earlier": at(start - half, width),
+        "Later": at(start + half, width),
         "Zoom in": at(middle, half),
         "Zoom out": at(start - width // 2, min(MAX_SPAN_MS, width * 2)),
     }
 
 
-def _picture(heat: HeatMap, by: str) -> Mapping[str, Any]:
-    """What wheel.js draws."""
+def _picture(heat: HeatMap, by: str, topic: str) -> Mapping[str, Any]:
+    """What wheel.js draws. links: of each row, where a cell leads once its time is added; "": nowhere."""
     return {
         "edges": heat.edges_ms.tolist(),
         "rows": [row.name or f"{row.shards:,} other shards" for row in heat.rows],
-        "linked": [bool(row.name) and by != "node" for row in heat.rows],
+        "links": [_cell_link(row.name, by, topic) for row in heat.rows],
         "cells": [[round(cell, 1) for cell in row.cells.tolist()] for row in heat.rows],
         "total": [round(cell, 1) for cell in heat.total.tolist()],
-        "by": by,
     }
+
+
+def _cell_link(name: str, by: str, topic: str) -> str:
+    """Messages are listed by topic and queue, so a node's cell leads to its time by shard."""
+    if by == "node":
+        return f"{PAGE.path}?{urlencode({'by': 'shard', 'topic': topic})}"
+    if name == OTHERS:
+        return ""
+    of, _, queue = name.rpartition("-") if by == "shard" else (name, "", "")
+    return f"/pending?{urlencode({'topic': of, 'queue': queue})}"
 
 
 def _command(view: PageView, topic: str, by: str, from_ms: int | None, to_ms: int | None, heat: HeatMap) -> str:

@@ -14,7 +14,10 @@ from tests.console.support.console_process import running_console
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three real nodes with a topic for each test, so that tests do not see each other's messages."""
-    topics = [TopicSpec(name, 4) for name in ("orders", "herds", "letters", "moves", "keys", "hung", "evil", "zooms")]
+    topics = [
+        TopicSpec(name, 4)
+        for name in ("orders", "herds", "letters", "moves", "keys", "hung", "evil", "zooms", "months")
+    ]
     with LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=3, topics=topics, port=0) as made:
         made.wait_ready()
         yield made
