@@ -46,6 +46,10 @@ class ClusterObjects(Protocol):
     def options(self) -> tuple[str, ...]:
         """What commands on them need beside the options that lead to the nodes."""
 
+    @property
+    def namespace(self) -> str:
+        """Of Kubernetes; "": the cluster is not in it."""
+
     def registry(self) -> AbstractContextManager[RegistryEditor]: ...
 
     def rebalance(self) -> AbstractContextManager[RebalanceTarget]: ...
@@ -65,6 +69,10 @@ class LocalObjects:
     @property
     def options(self) -> tuple[str, ...]:
         return () if self.data == Path(".delaycluster") else ("--data", str(self.data))
+
+    @property
+    def namespace(self) -> str:
+        return ""
 
     @contextmanager
     def registry(self) -> Iterator[RegistryEditor]:
@@ -121,6 +129,10 @@ class KubeObjects:
     @property
     def options(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def namespace(self) -> str:
+        return self._access.namespace
 
     @contextmanager
     def registry(self) -> Iterator[RegistryEditor]:

@@ -59,8 +59,9 @@ async def plan_drain(view: PageView) -> ActionPlan:
         return len(held), sum(shard.spec.master == node for shard in held), node in spec.drained
 
     copies, masters, already = await in_registry(view.visitor.objects, looked)
+    whose = f"Its {copies:,} copies move" if copies != 1 else "Its copy moves"
     return ActionPlan(
-        f"Empty {node}? Its {copies:,} copies move to the other nodes, and nothing new is placed there.",
+        f"Empty {node}? {whose} to the other nodes, and nothing new is placed there.",
         0 if already and not copies else 1,
         view.visitor.objects_command("nodes", "drain", node),
         (("Copies to move", f"{copies:,}"), ("Masters that hand over", f"{masters:,}")),

@@ -132,7 +132,7 @@ async def plan_approve(view: PageView) -> ActionPlan:
         raise TargetRefused(f"plan {seen.hash} expired at {over}: make another")
     moves = (seen.plan or {}).get("moves") or ()
     return ActionPlan(
-        f"Carry out plan {seen.hash}: {len(moves):,} moves?",
+        f"Carry out plan {seen.hash}: {len(moves):,} {'move' if len(moves) == 1 else 'moves'}?",
         len(moves),
         view.visitor.objects_command("rebalance", "--approve", seen.hash),
         (("To copy", f"{((seen.plan or {}).get('movedBytes') or 0) / (1 << 20):,.1f} MiB"),

@@ -23,6 +23,7 @@ async def show(view: PageView) -> Mapping[str, Any]:
             problems.append(f"The DelaySinks can't be listed: {error}.")
     return {
         "known": found is not None,
+        "command": "" if objects is None else f"kubectl -n {objects.namespace} get delaysinks",
         "rows": [sink_row(it) for it in found or ()],
         "problems": problems,
         "local": objects is not None and found is None and not problems,
@@ -42,12 +43,18 @@ def sink_row(body: Mapping[str, Any]) -> Mapping[str, str]:
         "topic": str(spec.get("topic", "")),
         "group": str(spec.get("group") or meta.get("name", "")),
         "kind": {"http": "HTTP", "nats": "NATS", "kafka": "Kafka"}.get(kind, "?"),
-        "target": str(target.get("url") or target.get("subject") or target.get("topic") or ""),
+        "target": str(target.get("url") or target.get("subject") or target.get("topic") or _servers(target)),
         "ready": str(ready.get("status", "")),
         "reason": str(ready.get("reason", "")),
         "message": str(ready.get("message", "")),
         "replicas": str(status.get("replicas", "")),
     }
+
+
+def _servers(target: Mapping[str, Any]) -> str:
+    """Of a target whose subject or topic each message names."""
+    found = target.get("servers")
+    return ", ".join(map(str, found)) if isinstance(found, list) else ""
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

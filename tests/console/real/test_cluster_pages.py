@@ -78,8 +78,8 @@ def test_dead_letters_are_looked_at_redriven_and_dropped(seen: ConsoleBrowser, p
     endpoint = pair.endpoints[0]
     sent(endpoint, "dead", 8)
     with Consumer(endpoint, "dead", "mail") as consumer:
-        for _ in range(8):
-            consumer.nack(consumer.receive(), dead=True)
+        for number in range(8):
+            consumer.nack(consumer.receive(), dead=True, reason=f"{EVIL} status 50{number}")
 
     def dead() -> int:
         with Admin(endpoint) as admin:
@@ -92,6 +92,8 @@ def test_dead_letters_are_looked_at_redriven_and_dropped(seen: ConsoleBrowser, p
     page.click("main tbody a")
     assert page.locator("tbody tr").count() == 8
     assert f"{EVIL} 0" in page.inner_text("main"), "a body is text"
+    for number in range(8):
+        assert f"{EVIL} status 50{number}" in seen.text(), "why each was given up"
     assert "00 01 02 03" in seen.text(), "what is no text is in hexadecimal"
     seen.check("dead-letters-of")
     page.locator("tbody input").nth(0).check()
@@ -249,7 +251,7 @@ def test_a_plan_is_seen_before_and_after_approved_and_carried_out(seen: ConsoleB
         assert seen.page.locator("svg.strip").count() == 6, "each node, now and then"
         seen.check("rebalance-plan")
         seen.page.click("main button:text-is('Approve')")
-        seen.confirm(f"Carry out plan {plan.hash}: 1 moves?", f"rebalance --approve {plan.hash}")
+        seen.confirm(f"Carry out plan {plan.hash}: 1 move?", f"rebalance --approve {plan.hash}")
         moved = {free, *spec.replicas} - {spec.master}
         until(lambda: set(at.shard("planned-0").spec.replicas) == moved, "the plan is carried out")
         until(lambda: state().startswith("Ready"), "and over")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,16 @@ START_S = 60
 @contextmanager
 def running_console(endpoint: str, *options: str) -> Iterator[str]:
     """The link that it prints."""
-    command = [DELAYCTL, "console", "--endpoint", endpoint, "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    with running(["--endpoint", endpoint, *options], {}) as link:
+        yield link
+
+
+@contextmanager
+def running(options: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Likewise. environment: what is added to that of the test."""
+    command = [DELAYCTL, "console", "--port", "0", *options]
+    whole = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=whole)
     watchdog = threading.Timer(START_S, process.kill)
     watchdog.start()
     try:
