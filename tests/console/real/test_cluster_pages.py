@@ -5,15 +5,19 @@ from __future__ import annotations
 import getpass
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
 from delayclient.admin.schedules import Schedule
 from delayclient.sync import Admin, Consumer, Producer
+from delayconsole.app import PAGE_S
 from delayctl.targets.registry import registry_editor
 from delaylocal import LocalCluster
 from delaylocal.rebalance_file import RebalanceFile
@@ -293,6 +297,41 @@ def test_a_node_that_hangs_takes_no_page_away(seen: ConsoleBrowser, pair: LocalC
         seen.check("nodes-one-hangs")
     finally:
         os.kill(pair.pids["n1"], signal.SIGCONT)
+    pair.wait_ready()
+
+
+def test_a_node_that_hangs_while_the_page_is_made_is_named_and_the_others_are_shown(
+    seen: ConsoleBrowser, pair: LocalCluster
+) -> None:
+    """It is stopped as late in the load as it still matters: tried from the end of a load to its begin."""
+    led = Counter(it.spec.master for it in pair.registry.list_shards())
+    node = "n1" if led["n1"] else "n2"
+    assert led[node] > 0
+    path = "/wheel?by=shard&live=off"
+    began_s = time.monotonic()
+    seen.open(path)
+    usual_s, said = time.monotonic() - began_s, f"{node} has not answered within 3 s"
+    for part in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0):
+        stopping = Timer(part * usual_s, os.kill, (pair.pids[node], signal.SIGSTOP))
+        began_s = time.monotonic()
+        stopping.start()
+        try:
+            page = seen.open(path)
+            took_s, text = time.monotonic() - began_s, seen.text()
+            stopping.join()
+            rows = page.locator("#rows-title + .scroll tbody tr").all_inner_texts()
+            masters = {row.split("\t")[1] for row in rows}
+            if said in text:
+                seen.check("wheel-a-node-hangs-midway")
+        finally:
+            stopping.join()
+            os.kill(pair.pids[node], signal.SIGCONT)
+        assert took_s < PAGE_S
+        if said in text:
+            break
+    assert said in text
+    assert 0 < len(rows) < led.total(), "all but what is on it"
+    assert node not in masters
     pair.wait_ready()
 
 
