@@ -213,7 +213,7 @@ def test_a_line_of_the_audit_log(seen: ConsoleBrowser, endpoint: str, cluster: L
 
 
 def test_a_sink_from_elsewhere_is_texts_alone() -> None:
-    """Of whatever shape its fields are; the browser's part is in test_with_kube."""
+    """Of whatever shape its fields are. No browser has seen such a one yet."""
     for text in TEXTS:
         row = sink_row({"metadata": {"name": text}, "spec": {"http": {"url": text}, "topic": [text]}, "status": text})
         assert all(isinstance(it, str) for it in row.values())
