@@ -21,21 +21,21 @@ COPIED = ("node", "operator", "edge", "locks", "pyproject.toml", "README.md", "L
 TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
-APPEND_NEXT = 17  # the new kind of frame
+APPEND_NEXT = 18  # the new kind of frame
 
 EDITS: tuple[tuple[str, str, str], ...] = (
-    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 5", "OLDEST, NEWEST = 1, 6"),
+    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 6", "OLDEST, NEWEST = 1, 7"),
     # ------------------------------------------------ frames
-    (f"{STORE}/log/frames.py", "    DEAD_REASON = 16\n", f"    DEAD_REASON = 16\n    APPEND_NEXT = {APPEND_NEXT}\n"),
+    (f"{STORE}/log/frames.py", "    FIRE_AGAIN = 17\n", f"    FIRE_AGAIN = 17\n    APPEND_NEXT = {APPEND_NEXT}\n"),
     (
         f"{STORE}/log/frames.py",
-        "FrameKind.DEAD_REASON: 5,\n}",
-        "FrameKind.DEAD_REASON: 5, FrameKind.APPEND_NEXT: 6,\n}",
+        "FrameKind.FIRE_AGAIN: 6,\n}",
+        "FrameKind.FIRE_AGAIN: 6, FrameKind.APPEND_NEXT: 7,\n}",
     ),
     (
         f"{STORE}/log/frames.py",
-        "FrameKind.APPEND_IDS, FrameKind.FIRE))\n",
-        "FrameKind.APPEND_IDS, FrameKind.FIRE, FrameKind.APPEND_NEXT))\nAHEAD = (3).to_bytes(4, 'little')\n",
+        "FrameKind.APPEND_IDS}\n",
+        "FrameKind.APPEND_IDS, FrameKind.APPEND_NEXT}\nAHEAD = (3).to_bytes(4, 'little')\n",
     ),
     (
         f"{STORE}/log/frames.py",
@@ -47,7 +47,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
         f"{STORE}/shard.py",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n"
-        "        if len(runs) == 1 and self.format >= 6:\n"
+        "        if len(runs) == 1 and self.format >= 7:\n"
         "            kind, prefix = FrameKind.APPEND_NEXT, (3).to_bytes(4, 'little') + prefix\n",
     ),
     *(
@@ -63,7 +63,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
     (
         f"{STORE}/maintenance/checkpoint.py",
         '    version = state.pop("format")\n',
-        '    version = state.pop("format")\n    if version < 6:\n        del state["written_by"]\n',
+        '    version = state.pop("format")\n    if version < 7:\n        del state["written_by"]\n',
     ),
     # ------------------------------------------------ the wire
     (f"{TRANSPORT}/connection.py", "WIRE = VersionRange(1, 1)", "WIRE = VersionRange(1, 2)"),

@@ -10,16 +10,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pytest
 from delayapi import cron
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.proto.delay.v1 import schedules_pb2 as pb
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayapi.zones import Zone
-from delaynode.replica.hosts.schedules import ScheduleMaster
+from delaynode.replica.hosts.schedules import MAX_FIRED, ScheduleMaster
 from delaynode.store import formats
 from delaynode.store.errors import Refused
-from delaynode.store.log.frames import NEVER
+from delaynode.store.log.frames import NEVER, SINCE_FORMAT, FrameKind
 from delaynode.store.maintenance import persist
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given, settings
@@ -31,8 +32,8 @@ from tests.store.support.world import ROOT, SMALL, UID
 
 CI = settings.get_profile("ci")
 START = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp() * 1_000)
-ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")
-CRONS = ("30 2 * * *", "0 9 * * 1-5")
+ZONES = ("Europe/Berlin", "America/New_York", "America/Santiago", "Australia/Lord_Howe", "Asia/Kolkata")
+CRONS = ("30 2 * * *", "0 9 * * 1-5", "0 0 L * *", "15 1 * * 0#1")
 CONFIG = replace(
     SMALL, format=formats.NEWEST, log_segment_bytes=1 << 20, queue_segment_bytes=1 << 20,
     keep=replace(SMALL.keep, retention_ms=50 * 365 * DAY_MS),
@@ -113,7 +114,7 @@ def every(id_: str, interval_ms: int, **fields: Any) -> pb.Schedule:
 
 
 @pytest.mark.parametrize("end_year", [2028, pytest.param(2032, marks=pytest.mark.long)])
-def test_years_of_four_zones_with_a_crash_at_any_step(end_year: int) -> None:
+def test_years_of_five_zones_with_a_crash_at_any_step(end_year: int) -> None:
     life, rng, expected = Life(), random.Random(5), {}
     for zone in ZONES:
         years = Years(zone, 2027, end_year)
@@ -126,7 +127,9 @@ def test_years_of_four_zones_with_a_crash_at_any_step(end_year: int) -> None:
     end = int(datetime(end_year - 1, 12, 31, tzinfo=UTC).timestamp() * 1_000)
     crashes = 0
     while life.now < end:
-        life.now = min(end, max(life.now, life.master.next_due()) + rng.choice((0, 0, HOUR_MS, 3 * DAY_MS, 9 * DAY_MS)))
+        life.now = min(
+            end, max(life.now, life.master.next_due()) + rng.choice((0, 0, 0, 0, HOUR_MS, 3 * DAY_MS, 9 * DAY_MS))
+        )
         while life.master.next_due() <= life.now:
             life.fire()
             kind = rng.choice((0, 0, 0, 1, 1, 2, 3, 4) if rng.random() < 0.5 else (0, 1))
@@ -261,6 +264,61 @@ def test_newer_rules_of_a_zone_move_what_is_armed_and_lose_none(
     found = life.fired()
     assert [time for id_, time, _ in found if id_ != "utc"] == [at("1 06:00"), *map(at, comes)]
     assert [time for id_, time, _ in found if id_ == "utc"] == [at(f"{day} 09:00") for day in (1, 2, 3)]
+
+
+def overdue(format_: int, **fields: Any) -> tuple[Life, int]:
+    """Schedules `a`, each 70 ms, and `b`, each 7 s, when a clock has stepped by an hour; how many frames fire that."""
+    life, frames = Life(), 0
+    life.shard.format = format_
+    life.master.put(every("a", 70, **fields), life.now)
+    life.master.put(every("b", 7_000), life.now)
+    life.commit()
+    life.now += HOUR_MS
+    while life.master.next_due() <= life.now:
+        before = life.shard.log_end
+        life.fire()
+        frames += life.shard.log_end > before
+    life.commit()
+    return life, frames
+
+
+def test_an_hour_of_one_schedule_shares_frames_and_is_in_order_and_whole() -> None:
+    life, frames = overdue(formats.NEWEST)
+    total = HOUR_MS // 70 + 1 + HOUR_MS // 7_000 + 1
+    assert frames == -(-total // MAX_FIRED)
+    for again in (False, True):  # as its master has it, and as a replay does
+        for id_, interval in (("a", 70), ("b", 7_000)):
+            own = [(time, number) for one, time, number in life.fired() if one == id_]
+            first = -(-START // interval) * interval
+            assert own == [*zip(range(first, life.now + 1, interval), range(1, len(own) + 1), strict=False)]
+            state = life.master.find(id_)[0]
+            assert [*state.recent[:, 0]] == [*range(len(own), len(own) - 10, -1)]
+            assert (state.fired, state.missed, state.last) == (len(own), 0, own[-1][0])
+        queued = life.shard.queue.read(0, life.shard.queue.visible)["due"]
+        assert len(queued) == total
+        assert (np.diff(queued) >= 0).all(), "the first due first"
+        if not again:
+            life.crash(power=True)
+
+
+def test_firings_of_one_schedule_share_no_frame_until_all_nodes_read_that() -> None:
+    before = SINCE_FORMAT[FrameKind.FIRE_AGAIN] - 1
+    life, frames = overdue(before, max_firings=1_000)
+    assert frames == 1_000
+    assert life.shard.format == before
+
+
+def test_firings_that_share_a_frame_have_a_bound_of_bytes() -> None:
+    life, frames = overdue(formats.NEWEST, key="k" * 200_000, max_firings=60)
+    assert frames >= 10
+    assert life.master.find("a")[0].fired == 60
+
+
+def test_an_overlap_that_is_skipped_is_skipped_in_a_shared_frame_too() -> None:
+    life, frames = overdue(formats.NEWEST, overlap=pb.OVERLAP_SKIP, overlap_group="billing")
+    state = life.master.find("a")[0]
+    assert (state.fired, state.skipped) == (1, HOUR_MS // 70)
+    assert frames < 300
 
 
 def test_a_clock_that_steps_over_a_firing_and_back_fires_it_once() -> None:

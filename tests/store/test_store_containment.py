@@ -94,6 +94,16 @@ def fire(world: World) -> object:
     return world.shard.fire(firings, message, world.now)
 
 
+def fire_again(world: World) -> object:
+    found = world.shard.schedules.find("s")
+    assert found is not None
+    world.shard.raise_format(SINCE_FORMAT[FrameKind.FIRE_AGAIN])
+    time, two = found.nominal + np.arange(2), np.ones(2, np.uint32)
+    firings = Firings(np.full(2, found.number), time, time + 1, time + 1, two * FIRED, two * 0)
+    messages = IncomingBatch(time * 0 + world.now, two.astype(np.uint8)[:0], two * 5, two, two, b"1234567890")
+    return world.shard.fire(firings, messages, world.now)
+
+
 def tick(world: World) -> object:
     return world.shard.tick(world.now + 60_000)
 
@@ -174,7 +184,9 @@ def begin_segment(world: World) -> object:
     return world.shard.log.begin_segment()
 
 
-BEFORE: dict[Operation, Operation] = {trim: ack, ack_redriven: redrive, begin_term: begin_segment, fire: put_schedule}
+BEFORE: dict[Operation, Operation] = {
+    trim: ack, ack_redriven: redrive, begin_term: begin_segment, fire: put_schedule, fire_again: put_schedule,
+}  # fmt: skip
 """A step that makes an operation possible."""
 
 
@@ -201,6 +213,7 @@ EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.APPEND_IDS: (enqueue_with_id, lambda shard: shard.message_ids, "add"),
     FrameKind.SCHEDULE: (put_schedule, lambda shard: shard.schedules, "apply"),
     FrameKind.FIRE: (fire, lambda shard: shard.schedules, "fire"),
+    FrameKind.FIRE_AGAIN: (fire_again, lambda shard: shard.schedules, "fire"),
     FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),

@@ -9,11 +9,12 @@ changes is written behind a comparison with `Shard.format` and nowhere else: doc
     3    APPEND_IDS frames: messages with their senders' ids, and those ids in checkpoints
     4    SCHEDULE and FIRE frames: schedules, their firings, and the schedules in checkpoints
     5    DEAD_REASON frames: why messages became dead letters, and those reasons in checkpoints
+    6    FIRE_AGAIN frames: several firings of one schedule
 """
 
 from __future__ import annotations
 
-OLDEST, NEWEST = 1, 5
+OLDEST, NEWEST = 1, 6
 
 
 def written_format(nodes_version: int) -> int:

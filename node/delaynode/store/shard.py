@@ -27,6 +27,7 @@ from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
 from delaynode.store.log.frames import (
     APPENDS,
+    FIRES,
     FLAG_NEW_SEGMENT,
     SINCE_FORMAT,
     Append,
@@ -384,18 +385,17 @@ class Shard:
             self.schedules.apply(change, now_ms, end)
 
     def fire(self, firings: Firings, messages: IncomingBatch, now_ms: int) -> None:
-        """Append a FIRE: the messages of the FIRED rows, with dues that are over, are released, and what comes next is
-        armed, in one frame. Raises Impossible."""
+        """Append a FIRE, or where one schedule fires several times by the clock a FIRE_AGAIN: the messages of the FIRED
+        rows, with dues that are over, are released, and what comes next is armed, in one frame. Raises Impossible."""
         if len(messages.time) and highest(messages.time)[0] > now_ms:
             raise Impossible("a firing that is not due yet")
-        self.schedules.rows_of(firings)
+        kind = FrameKind.FIRE_AGAIN if firings.repeat_by_clock else FrameKind.FIRE
+        self.schedules.rows_of(firings, kind)
         columns = column_bytes(messages.time, messages.size, messages.key, messages.tag)
         payload, count, first_seq = firings.payload(), len(messages.time), self.next_seq
-        with self._propose(
-            FrameKind.FIRE, count, (*payload, *columns, messages.records), now_ms, first_seq=first_seq
-        ) as end:
+        with self._propose(kind, count, (*payload, *columns, messages.records), now_ms, first_seq=first_seq) as end:
             self._apply_fire(
-                firings,
+                kind, firings,
                 Append(
                     (), messages.time, messages.size, messages.key, messages.tag, messages.records,
                     end - len(messages.records),
@@ -403,8 +403,10 @@ class Shard:
                 first_seq, now_ms, end,
             )  # fmt: skip
 
-    def _apply_fire(self, firings: Firings, append: Append, first_seq: int, wall_ms: int, end: int) -> None:
-        rows, queue_end = self.schedules.rows_of(firings), self.queue.end
+    def _apply_fire(
+        self, kind: FrameKind, firings: Firings, append: Append, first_seq: int, wall_ms: int, end: int
+    ) -> None:
+        rows, queue_end = self.schedules.rows_of(firings, kind), self.queue.end
         if len(append.due):
             self._apply_append(append, first_seq, wall_ms, end, arrived=False)
         self.schedules.fire(rows, firings, append.due, wall_ms, queue_end)
@@ -593,8 +595,8 @@ class Shard:
     def _apply(self, frame: Frame) -> None:
         kind = frame.kind
         self._begin(frame)
-        if kind is FrameKind.FIRE:
-            self._apply_fire(parse_firings(frame), parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
+        if kind in FIRES:
+            self._apply_fire(kind, parse_firings(frame), parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind in APPENDS:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind is FrameKind.TICK:

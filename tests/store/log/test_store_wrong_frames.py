@@ -83,6 +83,7 @@ def test_a_wrong_frame_is_refused_or_changes_only_what_it_names(kind: FrameKind)
         FrameKind.APPEND_RUNS: count,
         FrameKind.APPEND_IDS: count,
         FrameKind.FIRE: count,
+        FrameKind.FIRE_AGAIN: count,
         FrameKind.CANCEL: 2 * count,
         FrameKind.RESCHEDULE: 2 * count,
         FrameKind.RELOCATE: count,

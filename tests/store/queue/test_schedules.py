@@ -14,7 +14,7 @@ from delayapi.units import MINUTE_MS
 from delaynode.store import formats, shard
 from delaynode.store.errors import Damaged, Impossible
 from delaynode.store.log import frames
-from delaynode.store.log.frames import NEVER, Firings, FrameKind
+from delaynode.store.log.frames import FIRED, NEVER, Firings, FrameKind, ScheduleChange
 from delaynode.store.queue.schedules import Schedules
 
 from tests.store.support.consuming import World
@@ -67,6 +67,20 @@ def test_copies_have_the_same_schedules_through_crashes_cuts_and_promotions() ->
         check_once(cluster.master)
         fired += sum(one.fired for one in cluster.master.model.schedules.values())
     assert fired > times(24)
+
+
+@pytest.mark.parametrize("times", [[50, 50], [60, 50], [50, 40]])
+def test_a_frame_that_fires_a_time_again_can_not_be_applied(times: list[int]) -> None:
+    schedules, two = Schedules(), np.ones(2, np.uint32)
+    schedules.apply(ScheduleChange("a", True, b"", 50, 50), 0, 7)
+    time, number = np.array(times), np.full(2, 7)
+    firings = Firings(number, time, time + 1, time + 1, two * FIRED, two * 0)
+    with pytest.raises(Impossible, match=r"fires schedule 'a' of \d+ and arms"):
+        schedules.rows_of(firings, FrameKind.FIRE_AGAIN)
+    good = replace(firings, time=np.array([50, 51]), nominal=np.array([51, 52]))
+    assert schedules.rows_of(good, FrameKind.FIRE_AGAIN).tolist() == [0, 0]
+    with pytest.raises(Impossible, match="fires a schedule twice"):
+        schedules.rows_of(good, FrameKind.FIRE)
 
 
 def forgets_at_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,8 @@ class Scheduled(NamedTuple):
 
 
 class Fire(NamedTuple):
-    """rows: id, time, nominal, due, flags, missed; the messages are those of the rows that have fired, in order."""
+    """rows: id, time, nominal, due, flags, missed, several of one schedule too; the messages are those of the rows that
+    have fired, in order."""
 
     rows: tuple[tuple[str, int, int, int, int, int], ...]
     first_seq: int

@@ -70,15 +70,21 @@ def _append_ids(world: World) -> tuple[int, tuple[Buffer, ...]]:
     return 1, (append_ids_prefix(NO_IDS), *columns, b"123")
 
 
-def _firings(number: int) -> Firings:
-    one, row = np.zeros(1, np.int64), np.ones(1, np.uint32)
-    return Firings(one + number, one, one + NEVER, one + NEVER, row * FIRED, row * 0)
+def _firings(*numbers: int) -> Firings:
+    zeros, row = np.zeros(len(numbers), np.int64), np.ones(len(numbers), np.uint32)
+    return Firings(np.array(numbers), zeros, zeros + NEVER, zeros + NEVER, row * FIRED, row * 0)
 
 
 def _fire(world: World) -> tuple[int, tuple[Buffer, ...]]:
     """A FIRE of a schedule that was never put."""
     columns = column_bytes(np.array([world.now]), np.array([3], np.uint32), *[np.zeros(1, np.uint32)] * 2)
     return 1, (*_firings(7).payload(), *columns, b"123")
+
+
+def _fire_again(world: World) -> tuple[int, tuple[Buffer, ...]]:
+    """A FIRE_AGAIN of a schedule that was never put."""
+    columns = column_bytes(np.full(2, world.now), np.full(2, 3, np.uint32), *[np.zeros(2, np.uint32)] * 2)
+    return 2, (*_firings(7, 7).payload(), *columns, b"123456")
 
 
 def _cancel(world: World) -> tuple[int, tuple[Buffer, ...]]:
@@ -116,6 +122,7 @@ POISONS: dict[FrameKind, Poison] = {
     FrameKind.APPEND_IDS: _append_ids,
     FrameKind.SCHEDULE: lambda world: (1, ScheduleChange("s", False).payload()),
     FrameKind.FIRE: _fire,
+    FrameKind.FIRE_AGAIN: _fire_again,
     FrameKind.TICK: _tick,
     FrameKind.CANCEL: _cancel,
     FrameKind.RESCHEDULE: _reschedule,

@@ -64,18 +64,29 @@ class Scheduling(Producing):
             self.shard.change_schedule(ScheduleChange(id_, False), self.now)
             events.append(m.Scheduled(id_, None, 0, 0, 0, self.now))
 
-    def fire_due(self, what: list[str], most: int) -> int:
-        """Fire up to `most` of the schedules that are due, each as `what` says in turn; returns how many."""
+    @property
+    def fires_again(self) -> bool:
+        """All nodes read several firings of one schedule in a frame."""
+        return self.shard.format >= SINCE_FORMAT[FrameKind.FIRE_AGAIN]
+
+    def fire_due(self, what: list[str], most: int, again: int = 0) -> int:
+        """Fire up to `most` of the schedules that are due, as `what` says in turn, the first so many times again;
+        returns how many firings."""
         found = self.shard.schedules.due_by(self.now, most)
         wanted = sorted(one.due for one in self.model.schedules.values() if one.due <= self.now)
         assert [one.due for one in found] == wanted[:most]
-        rows = [(one, what[row % len(what)], one.nominal, self.step_of(one)) for row, one in enumerate(found)]
+        rows = []
+        for one in found:
+            rows += [(one, what[len(rows) % len(what)], one.nominal, self.step_of(one))]
+            while again > 0 and self.fires_again and rows[-1][3] < self.now:  # missed, in the same frame
+                rows += [(one, what[len(rows) % len(what)], rows[-1][3], self.step_of(one, rows[-1][3]))]
+                again -= 1
         self._fire(rows)
         return len(rows)
 
-    def step_of(self, one: ScheduleState) -> int:
-        """The nominal time after the one that is armed."""
-        return following(int.from_bytes(one.definition[:8], "little"), one.nominal)
+    def step_of(self, one: ScheduleState, nominal: int | None = None) -> int:
+        """The nominal time after that one; None: the one that is armed."""
+        return following(int.from_bytes(one.definition[:8], "little"), one.nominal if nominal is None else nominal)
 
     def fire_by_hand(self, id_: str, what: str, time: int) -> None:
         found = self.shard.schedules.find(id_)

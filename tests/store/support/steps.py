@@ -289,7 +289,7 @@ def put_schedule(world: World, draw: Draw) -> None:
 
 def fire_due(world: World, draw: Draw) -> None:
     what = [("fire", "fire", "fire", "skip", "miss")[draw(0, 4)] for _ in range(3)]
-    world.fire_due(what, (1, 2, 100)[draw(0, 2)])
+    world.fire_due(what, (1, 2, 100)[draw(0, 2)], (0, 0, 1, 3, 30)[draw(0, 4)])
 
 
 def fire_by_hand(world: World, draw: Draw) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.frames import APPENDS, NEVER, FrameKind, Unsealed
+from delaynode.store.log.frames import APPENDS, FIRES, NEVER, FrameKind, Unsealed
 from delaynode.store.log.incoming_batch import ID
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import KeepConfig
@@ -196,8 +196,9 @@ class WorldBase:
         yield events
         frames = [frame for frame in self.shard.log.pending[before:] if isinstance(frame, Unsealed)]
         kinds = [
-            FrameKind.APPEND if f.kind in APPENDS - {FrameKind.FIRE}
+            FrameKind.APPEND if f.kind in APPENDS - FIRES
             else FrameKind.DEAD if f.kind is FrameKind.DEAD_REASON
+            else FrameKind.FIRE if f.kind in FIRES
             else f.kind
             for f in frames
         ]  # fmt: skip

@@ -7,10 +7,11 @@ next time reckoned, once, and written. One that can't be reckoned is paused, wit
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -37,7 +38,7 @@ from delaynode.store.types import I64
 
 MAX_SCHEDULES = 100_000  # of a shard, which is of a topic: about 1 KiB of memory each, and their definitions
 MAX_DEFINITION_BYTES = 64 << 20  # of all schedules of a shard
-MAX_FIRED = 256  # schedules in one frame: some 10 ms of the event loop
+MAX_FIRED = 256  # firings in one frame: some 10 ms of the event loop
 MAX_FIRED_BYTES = 1 << 20  # of their messages, about
 MAX_RECKONED = 1_000  # firings of a forecast beyond what is armed: some 50 ms of a thread
 
@@ -112,28 +113,48 @@ class ScheduleMaster:
         return self._shard.log_end > before
 
     def fire_due(self, now_ms: int) -> Fired:
-        """Fire what is due, in one frame: at most MAX_FIRED, the first due first."""
+        """Fire what is due, in one frame: at most MAX_FIRED, the first due first, what a schedule missed included."""
         rearmed = self._look_again(now_ms)
         found = self._shard.schedules.due_by(now_ms, MAX_FIRED)
-        firings, size = [], 0
-        for state in found:
-            definition = pb.ScheduleState()
-            try:
-                definition.ParseFromString(state.definition)
-                firings.append(self._firing(state, definition, now_ms))
-            except Exception as error:  # rules of zones change, and what one schedule asks for must not end a shard
-                self._give_up(state, definition, f"{type(error).__name__}: {error}", now_ms)
-                continue
-            size += len(state.definition)
-            if size >= MAX_FIRED_BYTES:
-                break
-        if not firings:
+        if not (firings := self._firings(found, now_ms)):
             return Fired(full=bool(found), rearmed=rearmed)
         self._fire(firings, now_ms)
         fired = sum(bool(one.flags & FIRED) for one in firings)
         skipped = sum(bool(one.flags & SKIPPED) for one in firings)
         missed = sum(one.missed for one in firings)
         return Fired(fired, skipped, missed, self._shard.schedules.next_due <= now_ms, rearmed)
+
+    def _firings(self, found: list[ScheduleState], now_ms: int) -> list[Firing]:
+        """The next firings of these. Nothing after the last of them, as what is not found may come before it."""
+        until = found[-1].due if len(found) == MAX_FIRED else now_ms
+        again = self._shard.format >= SINCE_FORMAT[FrameKind.FIRE_AGAIN]
+        waiting = [(state.due, at, state, pb.ScheduleState()) for at, state in enumerate(found)]  # ascends: a heap
+        firings: list[Firing] = []
+        size = 0
+        while waiting and len(firings) < MAX_FIRED and size < MAX_FIRED_BYTES:
+            _, at, state, definition = heapq.heappop(waiting)
+            first = state is found[at]
+            try:
+                if first:
+                    definition.ParseFromString(state.definition)
+                one = self._firing(state, definition, now_ms)
+            except Exception as error:  # rules of zones change, and what one schedule asks for must not end a shard
+                if first:
+                    self._give_up(state, definition, f"{type(error).__name__}: {error}", now_ms)
+                continue  # not the first: the next frame gives it up
+            firings.append(one)
+            size += len(state.definition)
+            if again and one.armed is not None and one.armed.due_ms <= until:
+                state = self._after(one)
+                heapq.heappush(waiting, (state.due, at, state, definition))
+        return firings
+
+    def _after(self, one: Firing) -> ScheduleState:
+        """The schedule once this has fired, which no group has taken yet."""
+        state, (nominal, due) = one.state, _times(one.armed)
+        if not one.flags & FIRED:
+            return replace(state, nominal=nominal, due=due)
+        return replace(state, nominal=nominal, due=due, fired=state.fired + 1, queue_offset=self._shard.queue.end)
 
     def begin_forecast(self, before_ms: int) -> Callable[[], I64]:
         """For any thread: when messages of firings to come are due, ms, ascending, before `before_ms`.

@@ -4,7 +4,7 @@ header, 64 bytes, little-endian
   0 magic u32 | 4 crc32 u32 (of all that follows) | 8 length u32 (header and payload) | 12 kind u16 | 14 flags u16
  16 shard uid u64 | 24 epoch u32 | 28 count u32 | 32 first seq i64 | 40 master's wall clock i64 ms
  48 own log offset i64 | 56 synced i64 (the log offset known to be on disk when this frame was written)
-payload: columns one after the other, then (APPEND, APPEND_RUNS, APPEND_IDS, FIRE, RELOCATE) the records
+payload: columns one after the other, then (APPEND, APPEND_RUNS, APPEND_IDS, FIRE, FIRE_AGAIN, RELOCATE) the records
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class FrameKind(IntEnum):
     SCHEDULE = 14
     FIRE = 15
     DEAD_REASON = 16
+    FIRE_AGAIN = 17
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
@@ -61,9 +62,10 @@ KINDS = {int(kind): kind for kind in FrameKind}
 # changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
 SINCE_FORMAT = {
     **dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_IDS: 3, FrameKind.SCHEDULE: 4,
-    FrameKind.FIRE: 4, FrameKind.DEAD_REASON: 5,
+    FrameKind.FIRE: 4, FrameKind.DEAD_REASON: 5, FrameKind.FIRE_AGAIN: 6,
 }  # fmt: skip
-APPENDS = frozenset((FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS, FrameKind.FIRE))
+FIRES = frozenset((FrameKind.FIRE, FrameKind.FIRE_AGAIN))
+APPENDS = FIRES | {FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,7 @@ def _ids(columns: PayloadColumns, frame: Frame) -> Ids:
 def _runs(columns: PayloadColumns, frame: Frame) -> Sequence[BatchRun]:
     if frame.kind is FrameKind.APPEND_IDS:
         return (BatchRun(0, 0, frame.count),)
-    if frame.kind is FrameKind.FIRE:
+    if frame.kind in FIRES:
         _read_firings(columns)
         return (BatchRun(0, 0, frame.count),)
     if frame.kind is FrameKind.APPEND:
@@ -280,7 +282,7 @@ def parse_append(frame: Frame) -> Append:
     n = frame.count
     due, size = columns.read_column("<i8", n), columns.read_column("<u4", n)
     key, tag = columns.read_column("<u4", n), columns.read_column("<u4", n)
-    if not (n or frame.kind is FrameKind.FIRE) or total(size) != len(frame.payload) - columns.at:
+    if not (n or frame.kind in FIRES) or total(size) != len(frame.payload) - columns.at:
         raise Damaged(f"frame at {frame.offset}: its records are not as long as its column of sizes says")
     records_at = frame.offset + HEADER_BYTES + columns.at
     return Append(runs, due, size, key, tag, frame.payload[columns.at :], records_at, ids)
@@ -313,7 +315,8 @@ def parse_schedule(frame: Frame) -> ScheduleChange:
 
 @dataclass(frozen=True, slots=True)
 class Firings:
-    """What happens to n schedules, one row each. Their messages are the frame's, those of FIRED rows in order.
+    """What happens to schedules, in n rows; of FIRE a schedule has one, of FIRE_AGAIN and those by hand any number, in
+    order. Their messages are the frame's, those of FIRED rows in order.
 
     number i64[n]: which schedule. time i64[n] ms: the nominal time that is over. nominal, due i64[n] ms: the firing
     that comes next, NEVER: none; of a row BY_HAND as before. flags u32[n]: none of FIRED and SKIPPED where times were
@@ -326,6 +329,12 @@ class Firings:
     due: I64
     flags: U32
     missed: U32
+
+    @property
+    def repeat_by_clock(self) -> bool:
+        """Whether a schedule has several rows that nobody asked for: a FIRE has none."""
+        number = self.number[(self.flags & BY_HAND) == 0]
+        return len(np.unique(number)) < len(number)
 
     def payload(self) -> tuple[Buffer, ...]:
         return (_RUNS.pack(len(self.number), 0), *column_bytes(*(getattr(self, name) for name in self.__slots__)))
@@ -340,7 +349,7 @@ def _read_firings(columns: PayloadColumns) -> Firings:
 
 
 def parse_firings(frame: Frame) -> Firings:
-    """Of a FIRE, whose messages parse_append() has. Raises Damaged."""
+    """Of a frame of one of the kinds FIRES, whose messages parse_append() has. Raises Damaged."""
     firings = _read_firings(PayloadColumns(frame.payload))
     fired = int(np.count_nonzero(firings.flags & FIRED))
     if fired != frame.count:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaynode.store.errors import Damaged, Impossible
-from delaynode.store.log.frames import BY_HAND, FIRED, NEVER, SKIPPED, Firings, ScheduleChange
+from delaynode.store.log.frames import BY_HAND, FIRED, NEVER, SKIPPED, Firings, FrameKind, ScheduleChange
 from delaynode.store.types import I64, Array
 
 Text = TypeVar("Text", str, bytes)
@@ -174,55 +174,62 @@ class Schedules:
         self._recent = self._recent[kept]
         self._rows = {id_: row for row, id_ in enumerate(self._ids)}
 
-    def rows_of(self, firings: Firings) -> npt.NDArray[np.intp]:
-        """The row of each. Raises Impossible where a firing is not of a schedule here, or comes a second time."""
+    def rows_of(self, firings: Firings, kind: FrameKind) -> npt.NDArray[np.intp]:
+        """The row of each. Raises Impossible where a firing is not of a schedule here, or is not the next of its own
+        schedule; where a FIRE repeats one."""
         numbers = self._columns["number"][: len(self._ids)]
         rows = np.searchsorted(numbers, firings.number)
         if not len(numbers) or (numbers[np.minimum(rows, len(numbers) - 1)] != firings.number).any():
             raise Impossible("it fires a schedule that is not here")
         by_clock = (firings.flags & BY_HAND) == 0
-        if (len(np.unique(rows)) < len(rows) and by_clock.any()) or not all(self._ids[row] for row in rows.tolist()):
-            raise Impossible("it fires a schedule twice, or one that is deleted")
-        again = by_clock & ((firings.time < self._columns["nominal"][rows]) | (firings.nominal <= firings.time))
+        several = len(np.unique(rows)) < len(rows)
+        if several and by_clock.any() and (kind is FrameKind.FIRE or not by_clock.all()):
+            raise Impossible("it fires a schedule twice")
+        if not all(self._ids[row] for row in set(rows.tolist())):
+            raise Impossible("it fires a schedule that is deleted")
+        armed = self._columns["nominal"][rows]
+        if several and by_clock.any():  # of the later rows of a schedule it is what the one before arms
+            order = np.argsort(rows, kind="stable")
+            later = np.flatnonzero(np.diff(rows[order]) == 0)
+            armed[order[later + 1]] = firings.nominal[order[later]]
+        again = by_clock & ((firings.time < armed) | (firings.nominal <= firings.time))
         if again.any():
             at = int(np.flatnonzero(again)[0])
-            armed = int(self._columns["nominal"][rows[at]])
             raise Impossible(
                 f"it fires schedule {self._ids[rows[at]]!r} of {firings.time[at]} and arms {firings.nominal[at]}, "
-                f"where {armed} is armed"
+                f"where {armed[at]} is armed"
             )
         return rows
 
     def fire(self, rows: npt.NDArray[np.intp], firings: Firings, due: I64, wall_ms: int, queue_end: int) -> None:
         """Firings of these rows, at `wall_ms`; due: i64[m] of their messages, which have queue offsets from `queue_end`
-        on."""
-        if len(rows) > 1 and len(np.unique(rows)) < len(rows):  # a backfill: all of one schedule
-            for at in range(len(rows)):
-                one = slice(at, at + 1)
-                self.fire(
-                    rows[one],
-                    Firings(*(getattr(firings, name)[one] for name in firings.__slots__)),
-                    due[one],
-                    wall_ms,
-                    queue_end + at,
-                )
-            return
+        on. A row may come several times: the last is what stays, as NumPy assigns in order."""
         columns, by_clock = self._columns, (firings.flags & BY_HAND) == 0
         fired, skipped = (firings.flags & FIRED) != 0, (firings.flags & SKIPPED) != 0
         self._next_due = None
         columns["nominal"][rows], columns["due"][rows] = firings.nominal, firings.due
         columns["last"][rows[by_clock]] = firings.time[by_clock]
-        columns["fired"][rows] += fired
-        columns["skipped"][rows] += skipped
-        columns["missed"][rows] += firings.missed
-        columns["queue_offset"][rows[fired]] = queue_end + np.arange(len(due))
-        told = fired | skipped
-        entry = np.empty((len(rows), 5), np.int64)
-        entry[:, 0], entry[:, 1], entry[:, 2] = np.where(fired, columns["fired"][rows], 0), firings.time, firings.time
+        entry = np.zeros((len(rows), 5), np.int64)
+        entry[fired, 0] = columns["fired"][rows[fired]] + 1 + _places(rows[fired])[0]
+        entry[:, 1], entry[:, 2] = firings.time, firings.time
         entry[fired, 2] = due
         entry[:, 3], entry[:, 4] = wall_ms, firings.flags
-        self._recent[rows[told], 1:] = self._recent[rows[told], :-1]
-        self._recent[rows[told], 0] = entry[told]
+        np.add.at(columns["fired"], rows, fired)
+        np.add.at(columns["skipped"], rows, skipped)
+        np.add.at(columns["missed"], rows, firings.missed)
+        columns["queue_offset"][rows[fired]] = queue_end + np.arange(len(due))
+        told = fired | skipped
+        self._tell(rows[told], entry[told])
+
+    def _tell(self, rows: npt.NDArray[np.intp], entry: I64) -> None:
+        """Put these firings, i64 (n, 5), the oldest first, before what is recent."""
+        before, after = _places(rows)
+        newest = after == 0
+        first, count = rows[newest], before[newest] + 1
+        from_ = np.arange(RECENT) - count[:, None]
+        self._recent[first] = self._recent[first[:, None], np.maximum(from_, 0)]  # what is below is written next
+        kept = after < RECENT
+        self._recent[rows[kept], after[kept]] = entry[kept]
 
     # ------------------------------------------------------------ checkpoint
     def snapshot(self) -> dict[str, Array]:
@@ -258,6 +265,16 @@ class Schedules:
         self._rows = {id_: row for row, id_ in enumerate(self._ids)}
         self.definition_bytes = sum(map(len, self._definitions))
         self._next_due = None
+
+
+def _places(rows: npt.NDArray[np.intp]) -> tuple[I64, I64]:
+    """How many equal ones come before each, and how many after it."""
+    order = np.argsort(rows, kind="stable")
+    ascending, at = rows[order], np.arange(len(rows))
+    before, after = np.empty((2, len(rows)), np.int64)
+    before[order] = at - np.searchsorted(ascending, ascending)
+    after[order] = np.searchsorted(ascending, ascending, "right") - 1 - at
+    return before, after
 
 
 def _split(joined: Text, lengths: Array) -> list[Text]:

@@ -289,7 +289,7 @@ class LogPass:
         match frame.kind:
             case FrameKind.APPEND | FrameKind.APPEND_RUNS | FrameKind.APPEND_IDS:
                 self._append(frame, before=before)
-            case FrameKind.FIRE:
+            case FrameKind.FIRE | FrameKind.FIRE_AGAIN:
                 parse_firings(frame)
                 self._append(frame, before=before)
             case FrameKind.SCHEDULE:

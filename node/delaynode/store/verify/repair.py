@@ -28,6 +28,7 @@ from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.files import Files
 from delaynode.store.log.frames import (
     APPENDS,
+    FIRES,
     FLAG_DEAD_LETTERS,
     Frame,
     FrameKind,
@@ -307,9 +308,9 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
         case FrameKind.APPEND | FrameKind.APPEND_RUNS | FrameKind.APPEND_IDS:
             due = parse_append(frame).due
             return f"LOST: {_messages(len(due))} that may have been acknowledged{_due(due)}"
-        case FrameKind.FIRE:
-            fired, firings = len(parse_append(frame).due), parse_firings(frame)
-            return f"{_messages(fired)} of {len(firings.number):,} schedules: LOST, but for those that fire anew"
+        case FrameKind.FIRE | FrameKind.FIRE_AGAIN:
+            fired, schedules = len(parse_append(frame).due), len(np.unique(parse_firings(frame).number))
+            return f"{_messages(fired)} of {schedules:,} schedules: LOST, but for those that fire anew"
         case FrameKind.SCHEDULE:
             put = parse_schedule(frame)
             return f"schedule {put.id!r} {'is not put' if put.put else 'is not deleted'}: it stays as it was"
@@ -358,9 +359,9 @@ def losses_of(frames: Iterable[Frame]) -> list[str]:
     unreadable: list[str] = []
     for frame in frames:
         kinds[frame.kind] += 1
-        counts[frame.kind] += frame.count
+        counts[FrameKind.FIRE if frame.kind in FIRES else frame.kind] += frame.count
         try:
-            if frame.kind in APPENDS - {FrameKind.FIRE}:
+            if frame.kind in APPENDS - FIRES:
                 due = parse_append(frame).due
                 stored, low, high = stored + len(due), min(low, int(due.min())), max(high, int(due.max()))
             elif frame.kind is FrameKind.ACK:

@@ -11,6 +11,7 @@ from delayapi.proto.delay.v1 import schedules_pb2 as pb
 from delaynode.store.log.frames import (
     BY_HAND,
     FIRED,
+    FIRES,
     NEVER,
     Frame,
     FrameKind,
@@ -53,7 +54,7 @@ class FiringLog:
     def add(self, frame: Frame) -> None:
         if frame.kind is FrameKind.SCHEDULE:
             self._put(frame)
-        elif frame.kind is FrameKind.FIRE:
+        elif frame.kind in FIRES:
             self._fire(frame)
 
     def _put(self, frame: Frame) -> None:
