@@ -198,6 +198,25 @@ def test_schedules_are_listed_by_id_a_page_at_a_time(scheduled: Shard) -> None:
     refused(scheduled, "ListSchedules", "BAD_REQUEST", page_size=101)
 
 
+def test_a_page_of_large_schedules_is_one_that_every_client_takes(scheduled: Shard) -> None:
+    """The largest has 64 KiB: a hundred of them have more than the 4 MiB that clients of gRPC take."""
+    names = [f"large-{number:02}" for number in range(70)]
+    for name in names:
+        put(scheduled, name, hourly(body=bytes(65_000)))
+    found: list[str] = []
+    token, sizes = "", []
+    while token or not found:
+        page = scheduled.call("ListSchedules", id_prefix="large-", page_size=100, page_token=token)
+        found += [one.schedule.id for one in page.schedules]
+        token = page.next_page_token
+        sizes.append(page.ByteSize())
+    assert found == names
+    assert max(sizes) <= 3 << 20
+    assert sizes[0] > 2 << 20
+    for name in names:
+        scheduled.call("DeleteSchedule", id=name)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "31 February": ({"cron": ["0 0 31 2 *"]}, "cron"),
     "nothing to go by": ({}, "needs one of cron, every and at"),
