@@ -52,6 +52,15 @@ BAD_JSON = [
     ("[]", "an object"),
     ("1", "an object"),
     ('{"topic":"aside","topic":"aside"}', "'topic' is there twice"),
+    (
+        '{"topic":"aside","messages":[{"messageId":"a","message_id":"b"}]}',
+        "'messageId' is there twice, as",
+    ),
+    (
+        '{"topic":"aside","messages":[{"message_id":"b","messageId":"a"}]}',
+        "'messageId' is there twice, as",
+    ),
+    ('{"topic":"aside","messages":[{"bodyText":"a","body_text":"b"}]}', "'bodyText' is there twice, as 'body_text'"),
     ('{"topic":"aside","messages":[{"dealy":"1s"}]}', "dealy"),
     ('{"topic":"aside","messages":[{"delay":"1"}]}', "delay"),
     ('{"topic":"aside","messages":[{"delay":1}]}', "delay"),

@@ -36,6 +36,7 @@ from delaynode.limits.budget import Hold
 from delaynode.node.node import Node
 from delaynode.server.callers import Caller, Callers, Said, ends_ms
 from delaynode.server.doors.core import as_refused
+from delaynode.server.doors.json_names import check_names
 from delaynode.server.doors.rows import MESSAGE_SERVICE
 from delaynode.server.edge import Body, Methods, Serve, ServeStream
 from delaynode.server.forward import ForwardedError
@@ -353,6 +354,7 @@ def from_json(kind: type[Message], text: bytes) -> Message:
             _prepare_body(given["schedule"])
         if _is_more(given, MAX_JSON_FIELDS):
             raise Refused("BATCH_TOO_LARGE", f"the body has over {MAX_JSON_FIELDS:,} values beside those of bodyJson")
+        check_names(kind.DESCRIPTOR, given)
         found: Message = json_format.ParseDict(given, kind())
         return found
     except (ValueError, OverflowError, RecursionError, json_format.Error, TypeError, AttributeError) as error:
