@@ -6,20 +6,21 @@ What has to come is reckoned another way: by the independent reckoning of cron, 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
 import pytest
-from delayapi import cron
+from delayapi import cron, schedule_times
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.proto.delay.v1 import schedules_pb2 as pb
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayapi.zones import Zone
 from delaynode.replica.hosts.schedules import MAX_FIRED, ScheduleMaster
 from delaynode.store import formats
-from delaynode.store.errors import Refused
+from delaynode.store.errors import Refused, Unappliable
 from delaynode.store.log.frames import NEVER, SINCE_FORMAT, FrameKind
 from delaynode.store.maintenance import persist
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -27,13 +28,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedules.reckoning import Years
+from tests.simulation.support.mutations.mutations_of_schedules import (
+    fires_twice_after_a_failover,
+    forgets_the_pause,
+)
 from tests.store.support.memory_files import MemoryFiles
 from tests.store.support.world import ROOT, SMALL, UID
 
 CI = settings.get_profile("ci")
 START = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp() * 1_000)
 ZONES = ("Europe/Berlin", "America/New_York", "America/Santiago", "Australia/Lord_Howe", "Asia/Kolkata")
-CRONS = ("30 2 * * *", "0 9 * * 1-5", "0 0 L * *", "15 1 * * 0#1")
+CRONS = {  # the same without seconds, and the seconds
+    "30 2 * * *": ("30 2 * * *", 0),
+    "30 0 9 * * 1-5": ("0 9 * * 1-5", 30),
+    "0 0 L * *": ("0 0 L * *", 0),
+    "0 15 1 * * 0#1": ("15 1 * * 0#1", 0),
+}
 CONFIG = replace(
     SMALL, format=formats.NEWEST, log_segment_bytes=1 << 20, queue_segment_bytes=1 << 20,
     keep=replace(SMALL.keep, retention_ms=50 * 365 * DAY_MS),
@@ -44,7 +54,7 @@ class Life:
     """One shard on a disk that crashes, and its master."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.disk, self.now, self.rearmed = MemoryFiles(random.Random(seed)), START, False
+        self.disk, self.now, self.rearmed, self.epoch = MemoryFiles(random.Random(seed)), START, False, 0
         self.told: list[str] = []
         persist.create(self.disk, ROOT, UID, "t", 0, CONFIG, self.now)
         self.lead()
@@ -52,8 +62,9 @@ class Life:
     def lead(self) -> None:
         """A process opens the copy, and begins a term."""
         self.shard, _ = persist.recover(self.disk, ROOT, CONFIG)
-        persist.accept_epoch(self.disk, ROOT, self.shard, self.shard.identity.epoch + 1)
-        self.shard.begin_term(self.shard.identity.epoch, "n0", self.now)
+        self.epoch += 1
+        persist.accept_epoch(self.disk, ROOT, self.shard, self.epoch)
+        self.shard.begin_term(self.epoch, "n0", self.now)
         self.master = ScheduleMaster(self.shard, lambda id_, why: self.told.append(f"{id_}: {why}"))
 
     def commit(self) -> None:
@@ -69,6 +80,19 @@ class Life:
 
     def crash(self, *, power: bool) -> None:
         (self.disk.crash if power else self.disk.kill)()
+        self.lead()
+
+    def fail_over(self) -> None:
+        """Another copy leads, which has what is committed, and no more."""
+        old, end = self.shard, self.shard.committed_offset
+        self.disk = MemoryFiles(self.disk.rng)
+        persist.create(self.disk, ROOT, UID, "t", 0, CONFIG, self.now)
+        self.shard, _ = persist.recover(self.disk, ROOT, CONFIG)
+        persist.accept_epoch(self.disk, ROOT, self.shard, self.epoch)
+        while (begin := self.shard.log.end) < end:
+            self.shard.log.receive(memoryview(old.log.read_raw(begin, end - begin)))
+            self.write()
+        assert self.shard.log.end == end
         self.lead()
 
     def checkpoint(self) -> None:
@@ -89,9 +113,8 @@ class Life:
         self.commit()
 
     def harm(self, kind: int) -> None:
-        (self.commit, self.write, self.checkpoint, lambda: self.crash(power=True), lambda: self.crash(power=False))[
-            kind
-        ]()
+        crashes = (lambda: self.crash(power=True), lambda: self.crash(power=False), self.fail_over)
+        (self.commit, self.write, self.checkpoint, *crashes)[kind]()
 
     def fired(self) -> list[tuple[str, int, int]]:
         """Of each message that was released: its schedule, nominal time and number."""
@@ -113,33 +136,35 @@ def every(id_: str, interval_ms: int, **fields: Any) -> pb.Schedule:
     return made
 
 
-@pytest.mark.parametrize("end_year", [2028, pytest.param(2032, marks=pytest.mark.long)])
-def test_years_of_five_zones_with_a_crash_at_any_step(end_year: int) -> None:
+def live_years(end_year: int) -> None:
     life, rng, expected = Life(), random.Random(5), {}
     for zone in ZONES:
         years = Years(zone, 2027, end_year)
-        for number, expression in enumerate(CRONS):
+        for number, (expression, (minutes, seconds)) in enumerate(CRONS.items()):
             one = pb.Schedule(id=f"{zone}/{number}", topic="t", cron=[expression], zone=zone, catch_up=pb.CATCH_UP_ALL)
             one.catch_up_window.FromSeconds(366 * 86_400)
             life.master.put(one, life.now)
-            expected[one.id] = years.fixed(expression) * MINUTE_MS
+            expected[one.id] = years.fixed(minutes) * MINUTE_MS + 1_000 * seconds
+    life.master.put(every("paused", HOUR_MS), life.now, paused=True)
     life.commit()
     end = int(datetime(end_year - 1, 12, 31, tzinfo=UTC).timestamp() * 1_000)
-    crashes = 0
+    crashes = failovers = 0
     while life.now < end:
         life.now = min(
             end, max(life.now, life.master.next_due()) + rng.choice((0, 0, 0, 0, HOUR_MS, 3 * DAY_MS, 9 * DAY_MS))
         )
         while life.master.next_due() <= life.now:
             life.fire()
-            kind = rng.choice((0, 0, 0, 1, 1, 2, 3, 4) if rng.random() < 0.5 else (0, 1))
-            crashes += kind > 2
+            kind = rng.choice((0, 0, 0, 1, 1, 2, 3, 4, 5) if rng.random() < 0.5 else (0, 1))
+            crashes, failovers = crashes + (kind > 2), failovers + (kind == 5)
             life.harm(kind)
     life.settle()
     found = life.fired()
     assert crashes > 30
+    assert failovers > 10
     assert not life.rearmed, "the rules are the same"
     assert not life.told
+    assert {one for one, *_ in found} == expected.keys()
     for id_, times in expected.items():
         due = times[(times >= START) & (times <= end)].tolist()
         assert [(time, number) for one, time, number in found if one == id_] == [
@@ -147,10 +172,36 @@ def test_years_of_five_zones_with_a_crash_at_any_step(end_year: int) -> None:
         ]
 
 
+@pytest.mark.parametrize("end_year", [2028, pytest.param(2032, marks=pytest.mark.long)])
+def test_years_of_five_zones_with_a_crash_or_another_copy_at_any_step(end_year: int) -> None:
+    live_years(end_year)
+
+
+def arms_from_the_clock(put: Callable[[Any, str, Any], None]) -> None:
+    firing = ScheduleMaster._firing
+
+    def from_now(self: ScheduleMaster, state: Any, definition: Any, now_ms: int) -> Any:
+        found = firing(self, state, definition, now_ms)
+        return replace(found, armed=schedule_times.following(definition.schedule, now_ms))
+
+    put(ScheduleMaster, "_firing", from_now)
+
+
+PLANTED = (arms_from_the_clock, fires_twice_after_a_failover, forgets_the_pause)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_years_find_a_mistake(monkeypatch: pytest.MonkeyPatch, plant: Callable[..., None]) -> None:
+    plant(monkeypatch.setattr)
+    with pytest.raises((AssertionError, Unappliable)) as told:
+        live_years(2028)
+    print(f"{plant.__name__}: {str(told.value)[:100]}")
+
+
 STEPS = st.one_of(
     st.tuples(st.just("advance"), st.sampled_from([1, 500, 59_000, 61_000, 10 * MINUTE_MS, HOUR_MS])),
     st.tuples(st.just("fire"), st.integers(1, 2)),
-    st.tuples(st.just("harm"), st.integers(0, 4)),
+    st.tuples(st.just("harm"), st.integers(0, 5)),
     st.tuples(st.sampled_from(["pause", "resume", "trigger", "edit"]), st.integers(0, 1)),
 )
 
