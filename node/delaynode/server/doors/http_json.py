@@ -354,7 +354,7 @@ def from_json(kind: type[Message], text: bytes) -> Message:
             _prepare_body(given["schedule"])
         if _is_more(given, MAX_JSON_FIELDS):
             raise Refused("BATCH_TOO_LARGE", f"the body has over {MAX_JSON_FIELDS:,} values beside those of bodyJson")
-        check_names(kind.DESCRIPTOR, given)
+        check_names(kind, given)
         found: Message = json_format.ParseDict(given, kind())
         return found
     except (ValueError, OverflowError, RecursionError, json_format.Error, TypeError, AttributeError) as error:

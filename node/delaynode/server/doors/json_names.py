@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from google.protobuf.descriptor import Descriptor
+from typing import Any
+
+from google.protobuf.message import Message
 
 
-def check_names(kind: Descriptor, given: dict[str, object]) -> None:
+def check_names(of: type[Message], given: dict[str, object]) -> None:
     """Of an object and all within. Raises ValueError where one has both names of a field: the library takes the last
     one."""
-    waiting: list[tuple[Descriptor, object]] = [(kind, given)]
+    waiting: list[tuple[Any, object]] = [(of.DESCRIPTOR, given)]
     while waiting:
         kind, one = waiting.pop()
         if not isinstance(one, dict):
