@@ -2,68 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
-from delaynode.metrics import FlowFigures, GroupLoad, NodeCollector, NodeMetrics, NodeState, TopicLoad
-from delayoperator.cluster.conditions import ClusterObservation
 from delayoperator.cluster.reasons import NEEDS_PAGE
-from delayoperator.handlers.table import Clusters
-from delayoperator.kube.api import Api
-from delayoperator.kube.caches import ObjectCaches
-from delayoperator.metrics import OperatorCollector
 
-from tests.chart.places import CHART, ROOT, Json, anchors, read
+from tests.chart.monitoring import TARGET_LABELS, alerts, dashboard, exposed
+from tests.chart.places import ROOT, Json, anchors
 
-# prometheus-operator's, of a PodMonitor's targets
-TARGET_LABELS = {"namespace", "pod", "job", "container", "endpoint", "instance"}
 BY_REASON = "{{ $labels.reason | toLower }}"
-
-
-def exposed() -> dict[str, set[str]]:
-    """Every series of a node that has done everything once, and of the operator, with its labels."""
-    metrics = NodeMetrics()
-    for counter in (metrics.enqueued, metrics.released, metrics.acknowledged, metrics.cancelled, metrics.dead):
-        counter["orders"] = 1
-    metrics.impossible["orders"] = 1
-    metrics.denied["Produce", "NoRule", "false"] = metrics.unauthenticated["expired"] = 1
-    metrics.firings["orders", "fired"] = 1
-    metrics.count_quota_refused("orders", "", "pendingMessages", 1)
-    metrics.http_requests["Send", "ok"] = 1
-    for histogram in (metrics.lateness["orders"], metrics.enqueue_latency["orders"], metrics.http_latency["Send"]):
-        histogram.add(np.array([3]))
-    collector = NodeCollector(metrics)
-    collector.loads = {"orders": TopicLoad(1, (1, 1, 1, 1), groups={"mail": GroupLoad()})}
-    collector.flow = FlowFigures(refused=1, panics=0)
-    collector.state = NodeState(certificates=(("server", True, 1e9),))
-    families = [*collector.collect(), *operator_collector().collect()]
-    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
-
-
-def operator_collector() -> OperatorCollector:
-    """The collector of an operator that has seen one cluster, once."""
-    tended = SimpleNamespace(observation=ClusterObservation("orders", 3))
-    worker = SimpleNamespace(
-        namespace="shop", name="orders", rounds=1, last=tended, managed_by="another", failovers=1,
-        last_look_s=lambda: 0.5,
-    )  # fmt: skip
-    clusters, api = SimpleNamespace(workers=lambda: [worker]), SimpleNamespace(sent={"get": 1})
-    caches = SimpleNamespace(silent_s=lambda: [("pods", "", 0.5)])
-    return OperatorCollector(cast(Clusters, clusters), cast(Api, api), cast(ObjectCaches, caches), lambda: True)
-
-
-def dashboard() -> Json:
-    return dict(json.loads((CHART / "files" / "dashboard.json").read_text()))
-
-
-def alerts() -> list[Json]:
-    (group,) = read(CHART / "files" / "alerts.yaml")
-    return list(group["rules"])
 
 
 def expressions() -> Iterator[tuple[str, str]]:
