@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from e2e.harness.delaycluster import DELAYCTL, ClusterUnderTest
+from e2e.harness.kubectl import run
 from e2e.harness.load import CALM_SECONDS, Load, Result
 
 ROUNDS, EACH = 6, 300  # calls of `produce`, and messages of each
@@ -70,6 +72,21 @@ def test_a_drained_node_is_emptied_and_a_shard_switched_over_under_load(
         cluster.delayctl("nodes", "drain", node, "--undo")
     cluster.wait_whole()
     kept(emptied_s=emptied)
+
+
+def test_kubectl_runs_the_plugin(cluster: ClusterUnderTest, topic: str) -> None:
+    """`kubectl delay`, found by kubectl on the PATH, does against a cluster what `delayctl --kube` does."""
+    path = os.pathsep.join([str(Path(DELAYCTL).parent), os.environ["PATH"]])
+
+    def delay(*words: str) -> str:
+        place = ("--context", cluster.kube.context, "-n", cluster.namespace, "-c", cluster.name)
+        return run(("env", f"PATH={path}", "kubectl", "delay", *place, *words), seconds=90)
+
+    delay("produce", topic, "--count", "3", "--delay", "1h", "--key", "by-kubectl")
+    pending = [json.loads(line) for line in delay("--json", "pending", topic).splitlines()]
+    assert [one["key"] for one in pending] == ["by-kubectl"] * 3
+    (seen,) = (json.loads(line) for line in delay("--json", "top", topic, "--count", "1").splitlines())
+    assert (seen["topic"], seen["pending"]) == (topic, 3)
 
 
 def holders(cluster: ClusterUnderTest) -> set[str]:

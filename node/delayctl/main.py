@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -94,6 +94,10 @@ def main(ctx: click.Context, given: GivenPlace, as_json: bool) -> None:
 
 class _PluginGroup(_LazyGroup):
     offered = _COMMANDS.keys() - _NOT_IN_KUBERNETES
+
+    def main(self, *args: Any, prog_name: str | None = None, **more: Any) -> Any:
+        """By its own name in what it says, not by its file's, kubectl-delay."""
+        return super().main(*args, prog_name=prog_name or self.name, **more)
 
 
 @click.group("kubectl delay", cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -47,9 +47,10 @@ FITS = """#!/bin/bash
 ID = """#!/bin/bash
 cat "$STATE/uid"
 """
+HAS_PROMTOOL = "#!/bin/bash\n"
 COMMANDS = {
     "python3": PYTHON, "apt-get": APT, "dpkg-query": DPKG, "id": ID, "java": JAVA, "rustc": RUSTC, "cargo": FITS,
-    "cc": FITS,
+    "cc": FITS, "promtool": HAS_PROMTOOL,
 }  # fmt: skip
 EDGE = ["Cargo.toml", "Cargo.lock", "pyproject.toml", "delayedge.pyi", "src/lib.rs", "src/connection/mod.rs"]
 
@@ -65,6 +66,11 @@ class Machine:
 
     def fact(self, name: str, text: str = "") -> None:
         (self.state / name).write_text(text)
+
+    def command(self, name: str, text: str) -> None:
+        path = self.state / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
 
     def setup(self, edge: str = "no") -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{self.state / 'bin'}:/usr/bin:/bin", "STATE": str(self.state), "DELAY_EDGE_BUILD": edge}
@@ -95,9 +101,7 @@ def machine(tmp_path: Path) -> Machine:
         (made.clone / "edge" / name).write_text('rust-version = "1.85"\n')
     (made.state / "bin").mkdir(parents=True)
     for name, text in COMMANDS.items():
-        path = made.state / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
+        made.command(name, text)
     made.fact("ensurepip")
     made.fact("libfaketime")
     made.fact("chromium")
@@ -222,6 +226,23 @@ def test_java_is_installed_or_named(machine: Machine, hindrance: str) -> None:
         assert "apt-get install openjdk-17-jre-headless" in ended.stderr
     else:
         assert machine.log()[-1].endswith("openjdk-17-jre-headless")
+
+
+@pytest.mark.parametrize("hindrance", ["", "no network"])
+def test_promtool_is_taken_out_of_debians_package_or_its_lack_is_told(machine: Machine, hindrance: str) -> None:
+    (machine.state / "bin/promtool").unlink()
+    package = machine.state / "package/usr/bin"
+    package.mkdir(parents=True)
+    (package / "promtool").write_text("taken out")
+    if hindrance:
+        machine.fact("no-debian")
+    else:
+        machine.command("dpkg-deb", f'#!/bin/bash\nexec tar -c -C "{machine.state}/package" ./usr/bin/promtool\n')
+    ended = machine.setup()
+    assert ended.returncode == 0
+    assert machine.log()[-1] == "apt download -qq prometheus"
+    assert ("the tests of alerts will be skipped" in ended.stderr) == bool(hindrance)
+    assert (machine.clone / ".venv/bin/promtool").exists() == (not hindrance)
 
 
 def test_an_old_python_is_refused_in_words(machine: Machine) -> None:
