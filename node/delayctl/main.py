@@ -95,9 +95,11 @@ def main(ctx: click.Context, given: GivenPlace, as_json: bool) -> None:
 class _PluginGroup(_LazyGroup):
     offered = _COMMANDS.keys() - _NOT_IN_KUBERNETES
 
-    def main(self, *args: Any, prog_name: str | None = None, **more: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
         """By its own name in what it says, not by its file's, kubectl-delay."""
-        return super().main(*args, prog_name=prog_name or self.name, **more)
+        return super().make_context(self.name, args, parent, **extra)
 
 
 @click.group("kubectl delay", cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"]})

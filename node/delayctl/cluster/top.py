@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
+import termios
 import time
-from collections.abc import Mapping, Sequence
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,10 +28,14 @@ from delayctl.heat_map import cells
 if TYPE_CHECKING:
     from delayclient.admin.admin import Admin
     from delayclient.admin.views import GroupQueue, Wheel
+    from rich.live import Live
     from rich.table import Table
 
 MINUTES: Final = 60
 MIN_INTERVAL_MS: Final = 500
+QUIT: Final = b"qQ"
+CALL_TIMEOUT: Final = "30s"
+LOOK_TIMEOUT: Final = "5s"  # of a call of a live look: that a node is away is to be said soon
 WIDE: Final = 160  # columns of a terminal that has room for the coming hour
 
 
@@ -116,7 +125,7 @@ def rates(topic: str, now: Sample, before: Sample | None) -> tuple[float, float]
 @click.option(
     "--count",
     type=click.IntRange(min=1),
-    help="End after so many looks  [default: on a terminal at Ctrl-C, elsewhere after 2]",
+    help="End after so many looks  [default: on a terminal at q or Ctrl-C, elsewhere after 2]",
 )
 @common_options
 def top(settings: CommandSettings, topic: str | None, interval: int, count: int | None) -> None:
@@ -146,30 +155,99 @@ def top(settings: CommandSettings, topic: str | None, interval: int, count: int 
             if left:
                 await asyncio.sleep(interval / 1000)
 
-    run_admin(settings, shown)
+    run_admin(settings, shown, LOOK_TIMEOUT if live else CALL_TIMEOUT)
 
 
 async def _live(admin: Admin, topic: str, interval_s: float, looks: int | None) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False, screen=looks is None) as live, keys_pressed() as pressed:
+        screen = _Screen(live)
+        looking = asyncio.create_task(_look_on(admin, topic, interval_s, looks, screen))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGWINCH, screen.draw)
+        quitting = asyncio.create_task(_awaited(pressed, QUIT))
+        try:
+            await asyncio.wait((looking, quitting), return_when=asyncio.FIRST_COMPLETED)
+            if looking.done():
+                looking.result()
+        finally:
+            loop.remove_signal_handler(signal.SIGWINCH)
+            looking.cancel()
+            quitting.cancel()
+
+
+async def _look_on(admin: Admin, topic: str, interval_s: float, looks: int | None, screen: _Screen) -> None:
     """A node that is away is said, and looked for again: that is when somebody watches."""
     from delayclient.errors import DelayError
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
 
-    before: Sample | None = None
-    with Live(auto_refresh=False, screen=looks is None) as screen:
-        while looks is None or looks > 0:
-            try:
-                now = await sample(admin, topic)
-                screen.update(_table(now, before, screen.console.width), refresh=True)
-                before = now
-            except DelayError as error:
-                said = Text(f"no look: {error}", style="bold red")
-                last = [] if before is None else [_table(before, None, screen.console.width)]
-                screen.update(Group(said, *last), refresh=True)
-            looks = None if looks is None else looks - 1
-            if looks != 0:
-                await asyncio.sleep(interval_s)
+    while True:
+        try:
+            screen.show(await sample(admin, topic))
+        except DelayError as error:
+            screen.say(f"no look: {error}")
+        looks = None if looks is None else looks - 1
+        if looks == 0:
+            return
+        await asyncio.sleep(interval_s)
+
+
+class _Screen:
+    """The last look, drawn anew where the terminal has another size."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._now: Sample | None = None
+        self._before: Sample | None = None
+        self._said = ""
+
+    def show(self, now: Sample) -> None:
+        self._before, self._now, self._said = self._now, now, ""
+        self.draw()
+
+    def say(self, what: str) -> None:
+        """Above the last look, whose rates are over."""
+        self._before, self._said = None, what
+        self.draw()
+
+    def draw(self) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        said = [Text(self._said, style="bold red")] if self._said else []
+        last = [] if self._now is None else [_table(self._now, self._before, self._live.console.width)]
+        self._live.update(Group(*said, *last), refresh=True)
+
+
+@contextmanager
+def keys_pressed() -> Iterator[asyncio.Queue[bytes]]:
+    """Keys of the terminal as they are pressed, not shown; without one there are none. Ctrl-C stays Ctrl-C."""
+    pressed = asyncio.Queue[bytes]()
+    if not sys.stdin.isatty():
+        yield pressed
+        return
+    file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        found = os.read(file, 64)
+        if not found:  # the terminal is gone
+            loop.remove_reader(file)
+        pressed.put_nowait(found)
+
+    kept = termios.tcgetattr(file)
+    tty.setcbreak(file)
+    loop.add_reader(file, read)
+    try:
+        yield pressed
+    finally:
+        loop.remove_reader(file)
+        termios.tcsetattr(file, termios.TCSADRAIN, kept)
+
+
+async def _awaited(pressed: asyncio.Queue[bytes], keys: bytes) -> None:
+    """Until one of the keys is pressed."""
+    while not set(await pressed.get()) & set(keys):
+        pass
 
 
 def lines(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
