@@ -24,6 +24,7 @@ from delayctl.report.archive import FOLDER, Archive
 from delayctl.report.kubernetes import collect
 from delayctl.report.nodes import ask_metrics
 from delayctl.report.scrub import LEFT_OUT, scrub_log, scrub_object, scrub_text
+from delayctl.targets.kube import KubeAccess
 from delaylocal import LocalCluster
 from delaylocal.own_keys import SERVER_NAME
 from delayregistry.kube.client import ApiRejected
@@ -178,6 +179,97 @@ def test_archive_of_kubernetes_has_objects_events_logs_and_no_secrets(tmp_path: 
     assert "may not list statefulsets" in missing["statefulsets"]
     assert not [path for path in api.asked if "secrets" in path or "sidecar" in path]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"  # NATS' own example
+KEY_PEM = f"-----BEGIN EC PRIVATE KEY-----\n{SECRET}-pem\n-----END EC PRIVATE KEY-----\n"
+
+
+def planted(kind: str) -> str:
+    return f"{SECRET}-{kind}"
+
+
+def specs() -> dict[str, list[Any]]:
+    """Objects of one's own in which somebody has put secrets, where they belong and where they do not."""
+    of, value = {"cluster": {"name": "orders"}}, planted
+    message = {"body": value("body"), "key": value("key"), "properties": {"p": value("property")}}
+    http = {
+        "url": f"https://u:{value('url-user')}@hooks.example/x?sig={value('url-query')}",
+        "headers": {"X-Api": value("header")}, "authorization": value("authorization"),
+        "signing": {"secret": {"name": "s", "key": "k"}},
+    }  # fmt: skip
+    nats = {"servers": [f"nats://u:{value('nats-user')}@nats:4222"], "credentials": SEED}
+    kafka = {"sasl": {"username": "u", "password": value("kafka")}}
+    sinks = [{"metadata": {"name": kind}, "spec": {**of, kind: spec}}
+             for kind, spec in (("http", http), ("nats", nats), ("kafka", kafka))]  # fmt: skip
+    user = {**of, "tokens": [{"sha256": value("hash")}], "token": value("user-token"), "password": value("user")}
+    pod = {
+        "metadata": {
+            "name": "orders-0", "namespace": "shop", "labels": {"delaycluster.io/cluster": "orders"},
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": value("annotation")},
+        },
+        "spec": {"containers": [
+            {"name": "sink", "env": [{"name": "PLAIN", "value": value("env")}], "args": ["--token", value("argument")]},
+        ]},
+    }  # fmt: skip
+    return {
+        "delaysinks": sinks, "delayusers": [{"metadata": {"name": "u"}, "spec": user}], "pods": [pod],
+        "delayschedules": [{"metadata": {"name": "nightly"}, "spec": {**of, "message": message}}],
+        "configmaps": [{"metadata": {"name": "c"}, "data": {"tls.key": KEY_PEM}, "binaryData": {"b": value("binary")}}],
+        "events": [{"involvedObject": {"name": "orders-0"}, "message": f"MountVolume: password={value('event')}"}],
+    }  # fmt: skip
+
+
+LOG = f"""\
+{json.dumps({"event": "sink-dead-letter", "key": planted("log-key"), "answer": planted("log-answer")})}
+{json.dumps({"event": "x", "error": KEY_PEM})}
+{json.dumps({"event": "x", "environment": {"env": {"A": planted("log-env")}}, "why": f"creds {SEED}"})}
+Traceback: sasl_plain_password='{planted("log-kafka")}'
+{KEY_PEM}
+"""
+
+
+def test_no_file_has_what_was_planted_in_sinks_schedules_users_and_their_logs(tmp_path: Path) -> None:
+    class Logging(Api):
+        def text(self, path: str, query: Mapping[str, str]) -> str:
+            return LOG
+
+    path = tmp_path / "report.tar.gz"
+    archive = Archive(path, "orders")
+    collect(archive, Logging(specs()), "shop", "orders")
+    archive.close()
+    found = content_of(path)
+    files = {f"objects/{kind}.json" for kind in specs() if kind != "events"} | {"logs/orders-0-sink.log", "events.json"}
+    assert files <= found.keys()
+    assert_nowhere(found, SECRET, SEED)
+    assert {"http", "nats", "kafka"} == {
+        one["metadata"]["name"] for one in json.loads(found["objects/delaysinks.json"])
+    }
+
+
+def test_what_a_kubeconfig_shows_the_api_server_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an object repeats it; nor is anything of one's own environment."""
+    kubeconfig, path = tmp_path / "kubeconfig", tmp_path / "r.tar.gz"
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    monkeypatch.setenv("MY_OWN", planted("environment"))
+    secret = planted("kubeconfig")
+    with kube_world(kubeconfig) as world:
+        config = json.loads(kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": secret}
+        kubeconfig.write_text(json.dumps(config))
+        world.request(paused=f"who asks is {secret}")
+        report("--kube", NAME, "-o", str(path))
+    found = content_of(path)
+    assert "who asks is" in found["objects/delaycluster.json"]
+    assert_nowhere(found, SECRET)
+
+
+def test_the_token_and_the_key_of_a_kubeconfig_are_known(tmp_path: Path) -> None:
+    access = KubeAccess.with_token("https://127.0.0.1:1", "", "letmein", "shop", NAME)
+    (tmp_path / "key").write_text(KEY_PEM)
+    access.configuration.key_file = str(tmp_path / "key")
+    assert {"letmein", KEY_PEM.strip()} <= set(access.secrets())
 
 
 def report(*arguments: str) -> dict[str, Any]:

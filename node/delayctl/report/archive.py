@@ -32,11 +32,17 @@ class Archive:
         self.files: list[dict[str, Any]] = []
         self.missing: list[dict[str, str]] = []
         self._cluster = cluster
-        self._known = sorted({one for one in known if len(one) > 3}, key=len, reverse=True)
+        self._known: list[str] = []
+        self.know(known)
         self._made = datetime.now(UTC)
         # Its owner's alone, and never over another one.
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         self._tar = tarfile.TarFile.gzopen(str(path), "w", fileobj=self._file)
+
+    def know(self, secrets: Collection[str]) -> None:
+        """More of them, for what is added from now on."""
+        known = {*self._known, *(one for one in secrets if len(one) > 3)}
+        self._known = sorted(known, key=len, reverse=True)
 
     def add_json(self, name: str, what: str, value: Any) -> None:
         text = json.dumps(scrub_object(value, self._known), indent=1, ensure_ascii=False, default=str)

@@ -108,6 +108,7 @@ def _of_kubernetes(archive: Archive, settings: CommandSettings) -> None:
 
     assert settings.kube is not None
     with accessed(settings.kube) as access:
+        archive.know(access.secrets())
         collect(archive, _AnsweringApi(access), access.namespace, access.cluster)
         try:
             leases = access.leases()

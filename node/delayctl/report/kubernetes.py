@@ -9,10 +9,10 @@ from delayregistry.kube.client import ApiRejected, RequestUnanswered
 from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION
 
 from delayctl.report.archive import Archive
+from delayctl.targets.pod_logs import newest_log
 
 LOG_LINES: Final = 10_000
 LOG_BYTES: Final = 16 << 20
-"""The API server cuts the newest ones off at it: only lines of over 1,600 bytes each meet it."""
 CONTAINERS: Final = ("node", "operator", "sink", "rebalance", "console")
 """Whose logs are taken: sidecars of others may log what they like."""
 OPERATOR: Final = "app.kubernetes.io/component=operator,app.kubernetes.io/part-of=delaycluster"
@@ -83,15 +83,18 @@ def _logs(archive: Archive, api: ApiReader, pods: list[dict[str, Any]], folder: 
             if container not in CONTAINERS:
                 continue
             for suffix, previous in (("", False), *((("-previous", True),) if container in restarted else ())):
-                query = {"container": container, "tailLines": str(LOG_LINES), "limitBytes": str(LOG_BYTES)}
-                if previous:
-                    query["previous"] = "true"
+                query = {"container": container, **({"previous": "true"} if previous else {})}
                 name = f"{folder}logs/{meta['name']}-{container}{suffix}.log"
                 try:
                     archive.add_log(name, f"the last {LOG_LINES:,} lines, {LOG_BYTES >> 20} MiB at most",
-                                    api.text(path, query))  # fmt: skip
+                                    _newest(api, path, query))  # fmt: skip
                 except (ApiRejected, RequestUnanswered) as error:
                     archive.lacks(name, error)
+
+
+def _newest(api: ApiReader, path: str, query: Mapping[str, str]) -> str:
+    found = newest_log(lambda options: api.text(path, {**query, **options}).encode(), LOG_LINES, LOG_BYTES)
+    return found.decode("utf-8", "replace")
 
 
 def _take(archive: Archive, name: str, what: str, ask: Callable[[], dict[str, Any]]) -> None:

@@ -21,9 +21,9 @@ _NAMES_ONE: Final = re.compile(r"(name|file|path|seconds|ms|kind|bytes|count|aud
 _VALUES: Final = frozenset(("env", "headers", "data", "stringData", "binaryData", "properties"))
 """All values in these go; of lists, the `value` of each."""
 _CONTENT: Final = frozenset(
-    ("body", "bodyText", "bodyJson", "bodyBase64", "body_text", "payload", "answer", "key", "keys")
+    ("body", "bodyText", "bodyJson", "bodyBase64", "body_text", "payload", "answer", "key", "keys", "sha256")
 )
-"""Out of messages, in specs and log lines, where they are texts."""
+"""Out of messages, in specs and log lines, where they are texts; and a token's hash: a short token can be guessed."""
 _OWN_ANNOTATIONS: Final = "delaycluster.io/"
 
 _PATTERNS: Final = tuple(
@@ -31,6 +31,7 @@ _PATTERNS: Final = tuple(
     for pattern, flags, into in (
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S, LEFT_OUT),
         (r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*", 0, LEFT_OUT),  # a JWT
+        (r"\bS[ACNOUX][A-Z2-7]{56}\b", 0, LEFT_OUT),  # a seed of NATS
         (r"\bwhsec_[\w+/=-]+", 0, LEFT_OUT),
         (r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", re.I, rf"\1 {LEFT_OUT}"),
         (r"(\w://[^\s\"'?]*)\?[^\s\"']+", 0, rf"\1?{LEFT_OUT}"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import urlencode
 
 from delayregistry.kube.client import ApiRejected, Credentials, KubeClient, RequestUnanswered
 from delayregistry.kube.names import CLUSTER_LABEL, GROUP_VERSION, Names
@@ -16,6 +16,7 @@ from delayregistry.model import NodeLease
 from delayregistry.security import account_audience
 
 from delayctl.targets.kube_target import KubeTarget
+from delayctl.targets.pod_logs import newest_log
 
 CLUSTERS: Final = "delayclusters"
 REBALANCES: Final = "delayrebalances"
@@ -92,6 +93,15 @@ class KubeAccess:
     def close(self) -> None:
         self.client.close()
 
+    def secrets(self) -> list[str]:
+        """What the API server is shown: a token, a key."""
+        shown = []
+        for one in self.configuration.api_key.values():
+            shown += [one, one.rpartition(" ")[2]]
+        with suppress(OSError, TypeError):  # TypeError: there is none
+            shown.append(Path(self.configuration.key_file).read_text().strip())
+        return shown
+
     def pods(self, component: str = "node") -> list[Pod]:
         """The cluster's pods of a kind, by name; none when there are none. Raises KubeError."""
         wanted = f"{CLUSTER_LABEL}={self.cluster},app.kubernetes.io/component={component}"
@@ -145,13 +155,13 @@ class KubeAccess:
 
     def log_lines(self, pod: str, lines: int, container: str = "node") -> list[str]:
         """The last of what a container has written. Raises KubeError."""
-        query = urlencode({"container": container, "tailLines": lines, "limitBytes": lines * 1_000})
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+
+        def ask(options: Mapping[str, str]) -> bytes:
+            return self.client.text(path, {"container": container, **options}, READ_S).encode()
+
         with _translated("get pods/log", self):
-            answer = self.client.request("GET", f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log?{query}",
-                                         read_s=READ_S, accept="*/*")  # fmt: skip
-            if answer.status != 200:
-                raise ApiRejected(answer.status, "", answer.data[:300].decode("utf-8", "replace"))
-            return answer.data.decode("utf-8", "replace").splitlines()
+            return newest_log(ask, lines, lines * 1_000).decode().splitlines()
 
     def account_token(self, account: str, seconds: int = TOKEN_S) -> str:
         """A token of a ServiceAccount, [NAMESPACE/]NAME, for this cluster alone. Raises KubeError."""
