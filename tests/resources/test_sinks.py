@@ -94,3 +94,12 @@ def test_each_field_of_the_definition_is_one_that_the_process_reads() -> None:
     assert len(read_settings("s", filled_kafka).secrets) == 2
     known = {field.alias for field in DelaySinkSpec.model_fields.values()}
     assert known == filled.keys() | {"nats", "kafka"}
+
+
+def test_a_sink_has_ten_minutes_to_start_and_a_minute_to_answer() -> None:
+    """On a busy machine Python alone may take more than a minute, and a pod that is killed then begins anew."""
+    (container,) = pod_of(MINIMAL)["containers"]
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["httpGet"] == liveness["httpGet"] == {"path": "/healthz", "port": "status"}
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60

@@ -26,6 +26,7 @@ DEPLOYMENTS = frozenset({"replicas", "resources", "paused"})
 """Of the spec: the Deployment has them, and their change is none of the document's."""
 
 DEFAULT_RESOURCES = {"requests": {"cpu": "50m", "memory": "96Mi"}}
+HEALTHZ = {"httpGet": {"path": "/healthz", "port": "status"}}
 GRACE_SECONDS = 30  # beyond the time-out of a delivery
 
 
@@ -157,12 +158,10 @@ def _container(view: ClusterView, sink: SinkView) -> Json:
         "resources": {
             kind: {name: str(amount) for name, amount in amounts.items()} for kind, amounts in resources.items()
         },
-        "livenessProbe": {
-            "httpGet": {"path": "/healthz", "port": "status"},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 6,
-        },
+        # 10 minutes to start, as a node has: a minute is too short where many pods start at once on a busy machine, and
+        # a sink that is killed as it starts never does.
+        "startupProbe": {**HEALTHZ, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 300},
+        "livenessProbe": {**HEALTHZ, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "volumeMounts": [
             {"name": "sink", "mountPath": CONFIG, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
