@@ -209,14 +209,16 @@ def attempts(caller: Asking) -> int:
 @attack("KEDA's calls without rights")
 def keda_calls(world: World) -> str:
     def requests(topic: str) -> dict[str, Any]:
-        ref = keda.ScaledObjectRef(scalerMetadata={"topic": topic, "group": "mail", "ratePerReplica": "1"})
-        metrics = keda.GetMetricsRequest(scaledObjectRef=ref, metricName="replicas")
+        """Without a topic it is the cluster's own nodes that are asked about."""
+        workers = {"topic": topic, "group": "mail", "ratePerReplica": "1"}
+        ref = keda.ScaledObjectRef(scalerMetadata=workers if topic else {"metric": "nodes"})
+        metrics = keda.GetMetricsRequest(scaledObjectRef=ref, metricName="replicas" if topic else "nodes")
         return {"IsActive": ref, "StreamIsActive": ref, "GetMetricSpec": ref, "GetMetrics": metrics}
 
     methods = keda.DESCRIPTOR.services_by_name["ExternalScaler"].methods_by_name
     assert set(methods) == set(requests(TOPIC)), "each call is here"
     nobody = Asking(world.channel("tokens"))
-    for topic in (TOPIC, MISSING):
+    for topic in (TOPIC, MISSING, ""):
         for method, request in requests(topic).items():
             data = request.SerializeToString()
             assert ended(nobody, SCALER_SERVICE, method, data) is UNKNOWN, method

@@ -80,8 +80,11 @@ def test_whoever_may_not_describe_all_topics_is_not_told(tmp_path: Path) -> None
                 with pytest.raises(Refused, match="Describe") as caught:
                     await metric(node, who)
                 assert caught.value.reason == "PERMISSION_DENIED"
-                with pytest.raises(Refused):
-                    await node.call("GetMetricSpec", REF, who, SCALER_SERVICE)
+                for method in ("GetMetricSpec", "IsActive"):
+                    with pytest.raises(Refused, match="Describe"):
+                        await node.call(method, REF, who, SCALER_SERVICE)
+                with pytest.raises(Refused, match="Describe"):
+                    await node.stream("StreamIsActive", who, REF, service=SCALER_SERVICE)
 
     asyncio.run(run())
 

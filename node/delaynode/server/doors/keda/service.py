@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -76,7 +76,7 @@ class ScalerService:
 
     async def _is_active(self, data: Body, call: Call, _: Answers) -> Body:
         metadata = parse(keda.ScaledObjectRef, data).scalerMetadata
-        active = asks_for_nodes(metadata) or (await self._outlook(asked(metadata), call)).active
+        active = await self._active(metadata, call)
         body: Body = keda.IsActiveResponse(result=active).SerializeToString()
         return body
 
@@ -86,14 +86,20 @@ class ScalerService:
         if data is None:
             raise Refused("BAD_REQUEST", "the call has no request")
         metadata = parse(keda.ScaledObjectRef, data).scalerMetadata
-        nodes = asks_for_nodes(metadata)
         told: bool | None = None
         while True:
-            active = nodes or (await self._outlook(asked(metadata), stream)).active
+            active = await self._active(metadata, stream)
             if active is not told:
                 told = active
                 yield keda.IsActiveResponse(result=active).SerializeToString()
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _active(self, metadata: Mapping[str, str], call: Call) -> bool:
+        """Of nodes always, as a cluster is never scaled to 0. Raises Refused."""
+        if asks_for_nodes(metadata):
+            self._dispatch.check("Forecast", call)
+            return True
+        return (await self._outlook(asked(metadata), call)).active
 
     async def _nodes(self, call: Call) -> int:
         """How many nodes the operator says there should be. Raises Refused."""
