@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.proto.delay.v1 import schedules_pb2
+from delayapi.proto.externalscaler import externalscaler_pb2 as keda
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
@@ -144,14 +146,20 @@ def test_nonsense_is_refused(clients: list[Client], fields: dict[str, Any], says
 def test_a_master_that_does_not_answer_is_an_error_and_never_less(three: LocalCluster, clients: list[Client]) -> None:
     """Frozen, it holds its leases in the registry for a while: it is asked, and says nothing."""
     before = forecast(clients[0]).pending
+    scaler = Keda(clients[2], TRIGGER | {"topic": "t"})
+    push = clients[2].channel.unary_stream("/externalscaler.ExternalScaler/StreamIsActive")
+    pushed = push(scaler.ref().SerializeToString(), timeout=60)
+    next(pushed)
     three.kill("n1", signal.SIGSTOP)
     try:
         with pytest.raises(Failure) as caught:
             forecast(clients[0])
         assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_SERVING")
-        with pytest.raises(grpc.RpcError) as told:
-            Keda(clients[2], TRIGGER | {"topic": "t"}).poll()
-        assert told.value.code() is grpc.StatusCode.UNAVAILABLE, "KEDA falls back, where a 0 would send workers home"
+        is_active = partial(scaler._call, "IsActive", scaler.ref(), keda.IsActiveResponse)
+        for ask in (scaler.poll, is_active, partial(next, pushed)):
+            with pytest.raises(grpc.RpcError) as told:
+                ask()
+            assert told.value.code() is grpc.StatusCode.UNAVAILABLE, "KEDA falls back, where a 0 sends workers home"
     finally:
         three.kill("n1", signal.SIGCONT)
     wait_served(three)

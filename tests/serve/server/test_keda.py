@@ -47,6 +47,7 @@ class Keda:
     def specs(self) -> dict[str, float]:
         """Asked when the ScaledObject is new, before anything else. By name, the target of each metric."""
         found = self._call("GetMetricSpec", self.ref(), keda.GetMetricSpecResponse).metricSpecs
+        assert all(one.targetSize == one.targetSizeFloat for one in found), "older KEDAs read the one, newer the other"
         return {self.prefix + one.metricName: one.targetSizeFloat or one.targetSize for one in found}
 
     def poll(self, name: str = "s0-replicas") -> tuple[float, bool]:
