@@ -1,7 +1,8 @@
 """How long the console's pages take: `python -m benchmarks.console`, with 10,000,000 pending messages in 1,000 shards.
 
 Three nodes and a console on this machine. Messages are spread over 38 days, half of them over the first one; some have
-a key. Each topic has groups with lag on all of its queues, and dead letters. Each page is asked for some times over
+a key. Each topic has groups with lag on all of its queues, and dead letters; one has schedules. A cluster on one
+machine has no DelaySinks: their page says so. Each page is asked for some times over
 HTTP, by a client that draws nothing, and its median and slowest are printed; one that fails, with its status.
 `--pending 200000 --shards 100` is a quick one, `--viewers 10` has so many look at the live wheel of shards at once for
 half a minute, each every five seconds, as its browser would.
@@ -18,12 +19,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from aiohttp import ClientSession, CookieJar
 from delayapi.proto.delay.v1 import delay_pb2
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delayclient.admin.admin import Admin
+from delayclient.admin.schedules import Schedule
 from delayclient.producer.producer import Producer
 from delaylocal import LocalCluster
 from delayregistry.model import Durability, TopicSpec
@@ -34,6 +37,7 @@ TOPICS = 10
 BATCH = 50_000
 KEYED = 1_000
 GROUPS = ("billing", "mail")
+SCHEDULES = 1_000
 DEAD = 5
 """Dead letters of a group, a queue."""
 RELEASED = 20_000
@@ -93,7 +97,21 @@ async def use(endpoint: str) -> None:
         )  # fmt: skip
 
 
-async def measure(link: str, times: int, viewers: int) -> list[dict[str, Any]]:
+async def schedule(endpoint: str) -> str:
+    """Gives topic0 its schedules. Returns the handle of a message that is pending there."""
+    async with Producer(endpoint) as producer, Admin(endpoint) as admin:
+        slots = asyncio.Semaphore(64)
+
+        async def put(number: int) -> None:
+            cron = f"{number % 60} {number // 60 % 24} * * 1-5"
+            async with slots:
+                await admin.schedules.put(Schedule("topic0", f"report-{number}", b"x" * 64, cron=[cron]))
+
+        await asyncio.gather(*map(put, range(SCHEDULES)))
+        return (await producer.send("topic0", b"x" * 64, delay="20h", key="dentist")).handle
+
+
+async def measure(link: str, times: int, viewers: int, handle: str) -> list[dict[str, Any]]:
     base = link.partition("/sign-in")[0]
     soon = time.time_ns() // 1_000_000 + 12 * HOUR_MS
     pages = {
@@ -104,11 +122,14 @@ async def measure(link: str, times: int, viewers: int) -> list[dict[str, Any]]:
         "pending, first page": "/pending?topic=topic0",
         "pending, in half a day": f"/pending?topic=topic0&from={soon}",
         "pending, by key": "/pending?topic=topic0&key=dentist",
+        "a message": f"/pending/message?handle={quote(handle)}",
         "groups of a topic": "/groups?topic=topic0",
         "a group": "/groups/one?topic=topic0&group=billing",
         "dead letters of a topic": "/dead-letters?topic=topic0",
         "dead letters of a group": "/dead-letters/group?topic=topic0&group=billing",
-        "schedules": "/schedules?topic=topic0",
+        f"schedules, {SCHEDULES:,} in a topic": "/schedules?topic=topic0",
+        "a schedule": "/schedules/one?topic=topic0&id=report-7",
+        "sinks, none here": "/sinks",
         "nodes": "/nodes",
         "shards, first page": "/shards",
         "shards of a node": "/shards?node=n0&first=200",
@@ -168,8 +189,9 @@ def main() -> None:
         cluster.wait_ready(300)
         rate = asyncio.run(fill(cluster.endpoints[0], arguments.pending))
         asyncio.run(use(cluster.endpoints[0]))
+        handle = asyncio.run(schedule(cluster.endpoints[0]))
         with running_console(cluster.endpoints[0], "--data", directory) as link:
-            rows = asyncio.run(measure(link, arguments.times, arguments.viewers))
+            rows = asyncio.run(measure(link, arguments.times, arguments.viewers, handle))
     if arguments.json:
         print(json.dumps({"pending": arguments.pending, "shards": arguments.shards, "pages": rows}))
         return
