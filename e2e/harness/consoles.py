@@ -14,5 +14,5 @@ from tests.console.support.cluster_console import ClusterConsole
 @contextmanager
 def forwarded(cluster: ClusterUnderTest, ca: Path) -> Iterator[ClusterConsole]:
     """ca: the browser trusts no other."""
-    with forwarded_port(cluster, f"{cluster.name}-console", 443) as port:
+    with forwarded_port(cluster, f"svc/{cluster.name}-console", 443) as port:
         yield ClusterConsole(port, ca, [])

@@ -15,12 +15,10 @@ FORWARD_SECONDS = 30.0
 
 
 @contextmanager
-def forwarded_port(cluster: ClusterUnderTest, service: str, port: int) -> Iterator[int]:
-    """A port of 127.0.0.1 that is the Service's, by `kubectl port-forward`. Raises Failed."""
+def forwarded_port(cluster: ClusterUnderTest, target: str, port: int) -> Iterator[int]:
+    """A port of 127.0.0.1 that is the target's, svc/NAME or pod/NAME, by `kubectl port-forward`. Raises Failed."""
     words = ("kubectl", "--context", cluster.kube.context, "--namespace", cluster.namespace)
-    process = subprocess.Popen(
-        (*words, "port-forward", f"svc/{service}", f":{port}"), stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen((*words, "port-forward", target, f":{port}"), stdout=subprocess.PIPE, text=True)
     watchdog = threading.Timer(FORWARD_SECONDS, process.kill)
     watchdog.start()
     try:
@@ -29,7 +27,7 @@ def forwarded_port(cluster: ClusterUnderTest, service: str, port: int) -> Iterat
         watchdog.cancel()
         found = re.match(r"Forwarding from 127\.0\.0\.1:(\d+) ", said)
         if found is None:
-            raise Failed(f"kubectl port-forward svc/{service} said {said!r}")
+            raise Failed(f"kubectl port-forward {target} said {said!r}")
         threading.Thread(target=process.stdout.read, daemon=True).start()
         yield int(found[1])
     finally:

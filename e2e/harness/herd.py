@@ -8,27 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from e2e.harness.delaycluster import ClusterUnderTest
 from e2e.harness.kubectl import Kubectl, Object, wait_until
 from e2e.harness.load import RESTRICTED
 
-NAME = "herd-load"
 SEND_SECONDS = 180.0
 END_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Herds:
+    """name: of the pod, CLUSTER-load."""
+
     kube: Kubectl
     namespace: str
+    name: str
 
     @classmethod
-    def start(
-        cls, kube: Kubectl, namespace: str, image: str, endpoint: str, topic: str, herds: Sequence[tuple[int, int]]
-    ) -> Self:
+    def start(cls, cluster: ClusterUnderTest, image: str, topic: str, herds: Sequence[tuple[int, int]]) -> Self:
         """herds: (due in ms since 1970 UTC, messages). Returns once all are stored."""
-        made = cls(kube, namespace)
-        settings = json.dumps({"endpoint": endpoint, "topic": topic, "herds": herds})
-        names = {"name": NAME, "namespace": namespace}
+        made = cls(cluster.kube, cluster.namespace, f"{cluster.name}-load")
+        kube = made.kube
+        settings = json.dumps({"endpoint": cluster.endpoint, "topic": topic, "herds": herds})
+        names = {"name": made.name, "namespace": made.namespace}
         text = (Path(__file__).parent / "herdpod.py").read_text()
         kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": names, "data": {"herdpod.py": text}})
         container = {
@@ -42,7 +44,7 @@ class Herds:
         }
         spec = {
             "containers": [container],
-            "volumes": [{"name": "herd", "configMap": {"name": NAME}}],
+            "volumes": [{"name": "herd", "configMap": {"name": made.name}}],
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
         }
@@ -57,11 +59,11 @@ class Herds:
         return list(found)
 
     def _lines(self) -> list[Object]:
-        text = self.kube("logs", NAME, "--namespace", self.namespace)
+        text = self.kube("logs", self.name, "--namespace", self.namespace)
         return [json.loads(line) for line in text.splitlines() if line.startswith('{"')]
 
     def _lacks(self, word: str) -> list[str]:
-        found = self.kube.get("pod", NAME, self.namespace)["status"]["phase"]
+        found = self.kube.get("pod", self.name, self.namespace)["status"]["phase"]
         if found == "Failed":
-            raise AssertionError(self.kube("logs", NAME, "--namespace", self.namespace)[-3_000:])
+            raise AssertionError(self.kube("logs", self.name, "--namespace", self.namespace)[-3_000:])
         return [] if found != "Pending" and any(word in line for line in self._lines()) else [f"its pod is {found}"]

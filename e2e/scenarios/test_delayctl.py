@@ -83,7 +83,7 @@ def test_kubectl_runs_the_plugin(cluster: ClusterUnderTest, topic: str) -> None:
         return run(("env", f"PATH={path}", "kubectl", "delay", *place, *words), seconds=90)
 
     delay("produce", topic, "--count", "3", "--delay", "1h", "--key", "by-kubectl")
-    pending = [json.loads(line) for line in delay("--json", "pending", topic).splitlines()]
+    pending = [json.loads(line) for line in delay("--json", "pending", topic, "--bodies").splitlines()]
     assert [one["key"] for one in pending] == ["by-kubectl"] * 3
     (seen,) = (json.loads(line) for line in delay("--json", "top", topic, "--count", "1").splitlines())
     assert (seen["topic"], seen["pending"]) == (topic, 3)

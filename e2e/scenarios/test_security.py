@@ -143,7 +143,7 @@ def test_a_right_is_given_and_taken_on_a_connection_that_is_there(
     asked = pb.CheckAccessRequest(operation="Produce", topic="orders").SerializeToString()
     took: dict[bool, list[float]] = {False: [], True: []}
     with (
-        forwarded_port(secured, "acts-client", 7071) as port,
+        forwarded_port(secured, "svc/acts-client", 7071) as port,
         grpc.secure_channel(
             f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca), [("grpc.ssl_target_name_override", name)]
         ) as channel,

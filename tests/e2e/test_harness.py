@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from delayapi.proto.externalscaler import externalscaler_pb2 as keda
 
 from e2e.harness import writes
-from e2e.harness.delaycluster import Shard
+from e2e.harness.delaycluster import ClusterUnderTest, Shard
 from e2e.harness.helm import default_image, operator_image, targets
-from e2e.harness.kubectl import Failed, WrongContext, check_context, wait_until
+from e2e.harness.kubectl import Failed, Kubectl, WrongContext, check_context, wait_until
 from e2e.harness.load import Result
 from e2e.harness.loadpod import pauses
+from e2e.harness.scaler import NodeScaler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,3 +127,31 @@ def test_each_image_is_built_from_the_target_of_its_name() -> None:
     wanted = dict(one.split("=") for one in targets(spark=True))
     assert set(wanted) <= set(stages)
     assert wanted["operator"] == f"docker.io/{operator_image(default_image())}"
+
+
+def test_a_nodes_scaler_gives_a_number_or_none_for_an_error() -> None:
+    answers: list[int | None] = [None, 5]
+
+    def get_metrics(request: keda.GetMetricsRequest, context: grpc.ServicerContext) -> keda.GetMetricsResponse:
+        assert dict(request.scaledObjectRef.scalerMetadata) == {"metric": "nodes"}
+        if (nodes := answers.pop(0)) is None:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not known")
+        value = keda.MetricValue(metricName=request.metricName, metricValue=nodes, metricValueFloat=nodes)
+        return keda.GetMetricsResponse(metricValues=[value])
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        get_metrics, keda.GetMetricsRequest.FromString, keda.GetMetricsResponse.SerializeToString
+    )
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("externalscaler.ExternalScaler", {"GetMetrics": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            scaler = NodeScaler(channel, ClusterUnderTest(Kubectl("kubelab"), "orders", "shop"))
+            assert [scaler.nodes(), scaler.nodes()] == [None, 5.0]
+            assert (scaler.asked, scaler.refused) == (1, {"UNAVAILABLE": 1})
+    finally:
+        server.stop(None)
