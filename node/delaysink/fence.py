@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +36,13 @@ _METADATA: Final = (
     "fd00:ec2::23 fd20:ce::254 100.100.100.200 192.0.0.192 168.63.129.16"
 )
 _MAPPED: Final = (ip_network("::ffff:0:0/96"), ip_network("64:ff9b::/96"))
+_TUNNELS: Final = (
+    (ip_network("2002::/16"), 80, 0),  # 6to4
+    (ip_network("2001::/32"), 0, 0xFFFFFFFF),  # Teredo
+    (ip_network("64:ff9b:1::/48"), 0, 0),  # NAT64 of one network
+    (ip_network("::/96"), 0, 0),  # IPv4-compatible
+)
+"""Networks whose addresses have an IPv4 address inside: how far from the right, and what it is xor-ed with."""
 API_SERVER_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
 
 
@@ -65,6 +72,15 @@ def _unwrapped(address: Address) -> Address:
     return address
 
 
+def _tunnelled(address: Address) -> IPv4Address | None:
+    """The IPv4 address that a gateway would send to, where it is written into an IPv6 address."""
+    if isinstance(address, IPv6Address) and int(address) > 1:  # not :: and ::1
+        for network, shift, mask in _TUNNELS:
+            if address in network:
+                return IPv4Address((int(address) >> shift & 0xFFFFFFFF) ^ mask)
+    return None
+
+
 def _within(inner: Network, outer: Network) -> bool:
     return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
 
@@ -92,7 +108,12 @@ class Fence:
                 raise ValueError(f"{text[:80]!r} is no network, address or host name")
         if api_servers is None:
             api_servers = [it for it in (os.environ.get(API_SERVER_VARIABLE, ""),) if _looks_numeric(it)]
-        return cls(tuple(networks), tuple(names), frozenset(ip_address(it) for it in api_servers))
+        return cls(tuple(networks), tuple(names), frozenset(_unwrapped(ip_address(it)) for it in api_servers))
+
+    def knowing(self, api_servers: Iterable[str]) -> Fence:
+        """The same, with more addresses of API servers."""
+        more = {_unwrapped(ip_address(it)) for it in api_servers}
+        return replace(self, api_servers=self.api_servers | more)
 
     def allows_name(self, host: str) -> bool:
         """The allow-list names this host: it may then be at private addresses too."""
@@ -100,11 +121,16 @@ class Fence:
         return any(host == it or (it.startswith("*.") and host.endswith(it[1:])) for it in self.names)
 
     def check_host(self, host: str) -> None:
-        """A host as a URL has it: if it is an address it is checked as one. Raises AddressRefused."""
+        """A host as a URL has it: if it is an address it is checked as one, also where it is written as resolvers alone
+        read it: 127.1, 0x7f000001, 017700000001. Raises AddressRefused."""
+        address: Address
         try:
             address = ip_address(host)
         except ValueError:
-            return
+            try:
+                address = IPv4Address(socket.inet_aton(host))
+            except OSError:
+                return
         self.check(str(address), named=False)
 
     def check(self, text: str, *, named: bool) -> None:
@@ -117,6 +143,10 @@ class Fence:
         if "%" in text:
             return "an address with a zone"
         address = _unwrapped(ip_address(text))
+        inner = _tunnelled(address)
+        return self._problem_of(address, named) or ("" if inner is None else self._problem_of(inner, named))
+
+    def _problem_of(self, address: Address, named: bool) -> str:
         if address in _METADATA_ADDRESSES:
             return "" if self._has_within(ip_network(address)) else "a cloud's metadata service"
         if address in self.api_servers:

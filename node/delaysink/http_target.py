@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from delaysink import events
+from delaysink.api_server import api_server_addresses
 from delaysink.events import OutgoingMessage, Undeliverable
 from delaysink.fence import AddressRefused, socket_maker
 from delaysink.outcome import Attempt, Verdict, judge, parse_retry_after_ms
@@ -39,6 +40,7 @@ class HttpTarget:
     def __init__(self, settings: HttpSettings, secrets: Path, max_concurrency: int) -> None:
         """secrets: the directory with the secrets' files."""
         self._settings = settings
+        self._fence = settings.fence
         self._max_concurrency = max_concurrency
         self._url = checked_url(settings.url) if settings.url else None
         self._timeout_s = settings.timeout_ms / 1_000
@@ -62,6 +64,7 @@ class HttpTarget:
             self._authorization_header()
         self._ca_text = "" if self._ca is None else self._ca.read()
         if not self._sessions:
+            self._fence = self._settings.fence.knowing(await api_server_addresses())
             for named in (False, True):
                 self._sessions[named] = self._new_session(named)
 
@@ -86,7 +89,7 @@ class HttpTarget:
             return Attempt(Verdict.IMPOSSIBLE, str(error))
         except BadSecret as error:
             return Attempt(Verdict.FAILED, str(error))
-        session = self._sessions[self._settings.fence.allows_name(url.host or "")]
+        session = self._sessions[self._fence.allows_name(url.host or "")]
         try:
             async with asyncio.timeout(self._timeout_s):
                 async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
@@ -112,7 +115,7 @@ class HttpTarget:
         url = properties.get(URL_PROPERTY, "") if FromMessage.URL in may else ""
         if url:
             found = checked_url(url)
-            self._settings.fence.check_host(found.host or "")
+            self._fence.check_host(found.host or "")
             return method or self._settings.method, found, False
         if self._url is None:
             raise Undeliverable(f"it has no property {URL_PROPERTY}, and the sink no URL")
@@ -156,7 +159,7 @@ class HttpTarget:
             use_dns_cache=False,  # each connection resolves anew, and what it gets is checked
             ssl=self._ssl_context(),
             keepalive_timeout=_IDLE_S,
-            socket_factory=socket_maker(self._settings.fence, named=named),
+            socket_factory=socket_maker(self._fence, named=named),
         )
         return ClientSession(
             connector=connector,

@@ -76,17 +76,18 @@ def drip(first: bytes, bit: bytes, pause_s: float) -> Answer:
 
 @dataclass(slots=True)
 class Receiver:
-    """choose: what is done about each request."""
+    """choose: what is done about each request. port: 0: any that is free."""
 
     choose: Callable[[Request], Answer]
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     port: int = 0
+    host: str = "127.0.0.1"
     _server: asyncio.Server | None = None
     _came: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> Receiver:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=1 << 20)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -96,7 +97,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hook"
+        return f"http://{self.host}:{self.port}/hook"
 
     async def wait_for(self, count: int, timeout_s: float = 60) -> None:
         async with asyncio.timeout(timeout_s):
