@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from aiohttp import ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
@@ -18,8 +19,9 @@ from delaysink.api_server import api_server_addresses
 from delaysink.events import OutgoingMessage, Undeliverable
 from delaysink.fence import AddressRefused, socket_maker
 from delaysink.outcome import Attempt, Verdict, judge, parse_retry_after_ms
-from delaysink.settings import ContentMode, FromMessage, HttpSettings
-from delaysink.signing import BadSecret, SecretFile, SigningKeys, signature
+from delaysink.secret_file import BadSecret, ParsedSecret
+from delaysink.settings import ContentMode, FromMessage, HttpSettings, SecretKey
+from delaysink.signing import parse_secrets, signature
 from delaysink.url import BadUrl, checked_url, header_problem, method_problem
 
 URL_PROPERTY: Final = "webhook-url"
@@ -33,6 +35,8 @@ _DRAIN_S: Final = 1.0
 """An answer's body beyond this is not waited for: its connection is closed instead."""
 _IDLE_S: Final = 15.0
 
+T = TypeVar("T")
+
 
 class HttpTarget:
     """A SinkTarget."""
@@ -44,25 +48,32 @@ class HttpTarget:
         self._max_concurrency = max_concurrency
         self._url = checked_url(settings.url) if settings.url else None
         self._timeout_s = settings.timeout_ms / 1_000
-        self._signing = None if settings.signing is None else SigningKeys(secrets / settings.signing.path)
-        self._authorization = None if settings.authorization is None else SecretFile(
-            secrets / settings.authorization.path
-        )  # fmt: skip
-        self._ca = None if settings.ca is None else SecretFile(secrets / settings.ca.path)
-        self._ca_text = ""
+
+        def secret(key: SecretKey | None, parse: Callable[[str, str], T]) -> ParsedSecret[T] | None:
+            return None if key is None else ParsedSecret(secrets / key.path, parse)
+
+        self._signing = secret(settings.signing, parse_secrets)
+        self._authorization = secret(settings.authorization, _authorization)
+        self._ca = secret(settings.ca, _trusting)
         self._sessions: dict[bool, ClientSession] = {}  # by whether the allow-list has the host's name
 
     @property
     def problem(self) -> str:
-        """A secret that was changed, and can't be used: the one before is."""
-        return "" if self._signing is None else self._signing.problem
+        read_again: list[ParsedSecret[Any] | None] = [self._signing, self._authorization]
+        for secret in read_again:
+            if secret is not None and self._sessions:
+                secret.value()
+                if secret.problem:
+                    return secret.problem
+        return ""
+
+    def check_secrets(self) -> None:
+        for secret in (self._signing, self._authorization, self._ca):
+            if secret is not None:
+                secret.value()
 
     async def open(self) -> None:
-        if self._signing is not None:
-            self._signing.keys()
-        if self._authorization is not None:
-            self._authorization_header()
-        self._ca_text = "" if self._ca is None else self._ca.read()
+        self.check_secrets()
         if not self._sessions:
             self._fence = self._settings.fence.knowing(await api_server_addresses())
             for named in (False, True):
@@ -140,24 +151,16 @@ class HttpTarget:
         now_s = int(time.time())
         headers["webhook-id"], headers["webhook-timestamp"] = message.id, str(now_s)
         if self._signing is not None:
-            headers["webhook-signature"] = signature(self._signing.keys(), message.id, now_s, body)
+            headers["webhook-signature"] = signature(self._signing.value(), message.id, now_s, body)
         if self._authorization is not None and own_url:  # never shown to a host that a message names
-            headers["Authorization"] = self._authorization_header()
+            headers["Authorization"] = self._authorization.value()
         return body, headers
-
-    def _authorization_header(self) -> str:
-        """Raises BadSecret."""
-        assert self._authorization is not None
-        text = self._authorization.read().strip()
-        if problem := header_problem("Authorization", text):
-            raise BadSecret(f"{self._authorization.path}: {problem}")
-        return text
 
     def _new_session(self, named: bool) -> ClientSession:
         connector = TCPConnector(
             limit=self._max_concurrency,
             use_dns_cache=False,  # each connection resolves anew, and what it gets is checked
-            ssl=self._ssl_context(),
+            ssl=ssl.create_default_context() if self._ca is None else self._ca.value(),
             keepalive_timeout=_IDLE_S,
             socket_factory=socket_maker(self._fence, named=named),
         )
@@ -171,15 +174,21 @@ class HttpTarget:
             headers={"User-Agent": "DelayCluster-Sink", "Accept": "*/*"},
         )
 
-    def _ssl_context(self) -> ssl.SSLContext:
-        """Raises BadSecret."""
-        if not self._ca_text:
-            return ssl.create_default_context()
-        try:
-            return ssl.create_default_context(cadata=self._ca_text)
-        except (ssl.SSLError, ValueError) as error:
-            assert self._ca is not None
-            raise BadSecret(f"{self._ca.path} has no certificates in PEM: {error}") from None
+
+def _authorization(text: str, where: str) -> str:
+    """Raises BadSecret."""
+    text = text.strip()
+    if problem := header_problem("Authorization", text):
+        raise BadSecret(f"{where}: {problem}")
+    return text
+
+
+def _trusting(text: str, where: str) -> ssl.SSLContext:
+    """Raises BadSecret. What is beyond ASCII can be a comment alone."""
+    try:
+        return ssl.create_default_context(cadata=text.encode("ascii", "ignore").decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise BadSecret(f"{where} has no certificates in PEM: {error}") from None
 
 
 async def _judged(response: ClientResponse) -> Attempt:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from delaysink import events
 from delaysink.events import OutgoingMessage, Undeliverable
 from delaysink.outcome import Attempt, Verdict
+from delaysink.secret_file import BadSecret, SecretFile
 from delaysink.settings import BadSink, KafkaSettings
-from delaysink.signing import BadSecret, SecretFile
 
 MAX_MESSAGE_BYTES: Final = 8 << 20
 """librdkafka's own limit; the broker's is what counts, and is told by its answer."""
@@ -37,9 +37,30 @@ class KafkaTarget:
         self._ca, self._password = (
             None if it is None else SecretFile(secrets / it.path) for it in (settings.ca, settings.password)
         )
+        self._shown = ""  # the password that librdkafka has
         self._producer: Any = None
         self._ended = threading.Event()
         self._polling: threading.Thread | None = None
+
+    @property
+    def problem(self) -> str:
+        if self._password is None or self._producer is None:
+            return ""
+        self._show_password()
+        return self._password.problem
+
+    def _show_password(self) -> None:
+        """To brokers from now on, if it has changed."""
+        assert self._password is not None
+        password = self._password.read().strip()
+        if password != self._shown:
+            self._producer.set_sasl_credentials(self._settings.username, password)
+            self._shown = password
+
+    def check_secrets(self) -> None:
+        for secret in (self._ca, self._password):
+            if secret is not None:
+                secret.read()
 
     async def open(self) -> None:
         if self._producer is not None:
@@ -48,8 +69,10 @@ class KafkaTarget:
         said: list[str] = []
         try:
             producer = self._kafka.Producer({**configuration, "error_cb": lambda error: said.append(error.str())})
-        except (self._kafka.KafkaException, ValueError) as error:
-            raise BadSecret(f"spec.kafka: {error}") from None
+        except self._kafka.KafkaException as error:
+            if self._ca is None:
+                raise ConnectionError(f"spec.kafka: {error.args[0].str()}") from None
+            raise BadSecret(f"{self._ca.path}: {error.args[0].str()}") from None
         settings, where = self._settings, f"Kafka at {', '.join(self._settings.servers)}"
         try:
             found = await asyncio.to_thread(producer.list_topics, settings.topic, self._timeout_s)
@@ -135,9 +158,10 @@ class KafkaTarget:
             found["ssl.ca.pem"] = self._ca.read()
         if settings.mechanism:
             assert self._password is not None
+            self._shown = self._password.read().strip()
             found |= {
                 "sasl.mechanism": settings.mechanism.sasl_name, "sasl.username": settings.username,
-                "sasl.password": self._password.read().strip(),
+                "sasl.password": self._shown,
             }  # fmt: skip
         return found
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from delaysink import events
 from delaysink.events import OutgoingMessage, Undeliverable
+from delaysink.nats_credentials import parse_credentials
 from delaysink.outcome import Attempt, Verdict
+from delaysink.secret_file import ParsedSecret
 from delaysink.settings import BadSink, NatsSettings
-from delaysink.signing import SecretFile
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -35,29 +36,48 @@ class NatsTarget:
         self._new_client = Client
         self._settings = settings
         self._timeout_s = settings.timeout_ms / 1_000
-        self._credentials = None if settings.credentials is None else SecretFile(secrets / settings.credentials.path)
+        key = settings.credentials
+        self._credentials = None if key is None else ParsedSecret(secrets / key.path, parse_credentials)
         self._client: Client | None = None
+
+    @property
+    def problem(self) -> str:
+        if self._credentials is None or self._client is None:
+            return ""
+        self.check_secrets()
+        return self._credentials.problem
+
+    def check_secrets(self) -> None:
+        if self._credentials is not None:
+            self._credentials.value()
 
     async def open(self) -> None:
         if self._client is not None:
             return
         more: dict[str, Any] = {}
-        if self._credentials is not None:
-            self._credentials.read()  # or it says which file is missing
-            more["user_credentials"] = str(self._credentials.path)
+        self.check_secrets()
+        if (credentials := self._credentials) is not None:
+            more["user_jwt_cb"] = lambda: credentials.value().jwt  # asked for each connection
+            more["signature_cb"] = lambda nonce: credentials.value().signature(nonce)
+        said: list[str] = []
+
+        async def tell(error: Exception) -> None:
+            if self._client is None:  # later each delivery has its own error
+                said[:] = [str(error) or type(error).__name__]
+
         client = self._new_client()
         connecting = client.connect(
             list(self._settings.servers),
             max_reconnect_attempts=-1,  # for ever: meanwhile deliveries fail, and the circuit opens
-            error_cb=_already_said,
+            error_cb=tell,
             **more,
         )
         try:
             await asyncio.wait_for(connecting, self._timeout_s)
         except (self._errors.Error, ValueError, OSError, TimeoutError) as error:
             await client.close()
-            servers = ", ".join(self._settings.servers)
-            raise ConnectionError(f"NATS at {servers} within {self._timeout_s:g} s: {error or 'no answer'}") from None
+            servers, why = ", ".join(self._settings.servers), (said or [str(error)])[0] or "no answer"
+            raise ConnectionError(f"NATS at {servers} within {self._timeout_s:g} s: {why}"[:500]) from None
         self._client = client
 
     def receiver(self, message: OutgoingMessage) -> str:
@@ -89,7 +109,3 @@ class NatsTarget:
         if self._client is not None:
             await self._client.close()
             self._client = None
-
-
-async def _already_said(_: Exception) -> None:
-    """Each delivery has its own error, and a lost connection is that of those under way."""

@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from delaysink.http_target import HttpTarget
 from delaysink.kafka_target import KafkaTarget
 from delaysink.nats_target import NatsTarget
-from delaysink.settings import HttpSettings, KafkaSettings, NatsSettings, SinkSettings
+from delaysink.settings import BadSink, HttpSettings, KafkaSettings, NatsSettings, SinkSettings
 from delaysink.sink import Log, Sink
 from delaysink.target import SinkTarget
 
@@ -32,7 +32,10 @@ def new_target(settings: SinkSettings, secrets: Path) -> SinkTarget:
 
 
 async def run_sink(settings: SinkSettings, secrets: Path, cluster: Cluster, address: str, log: Log) -> None:
-    """Until SIGTERM or SIGINT. secrets: the directory with NAME/KEY. address: HOST:PORT to listen on; "": nowhere."""
+    """Until SIGTERM or SIGINT. secrets: the directory with NAME/KEY. address: HOST:PORT to listen on; "": nowhere.
+
+    Raises BadSink; OSError: it can't listen there.
+    """
     sink = Sink(settings, new_target(settings, secrets), settings.target.timeout_ms, cluster, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +61,11 @@ async def _serve(sink: Sink, address: str) -> web.AppRunner:
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/status", status), web.get("/metrics", metrics)])
+    try:
+        listener = listen(*split(address))
+    except (ValueError, OverflowError) as error:
+        raise BadSink(f"--listen {address!r:.80}: {error}") from None
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.SockSite(runner, listen(*split(address))).start()
+    await web.SockSite(runner, listener).start()
     return runner

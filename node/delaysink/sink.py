@@ -26,8 +26,8 @@ from delaysink.events import OutgoingMessage
 from delaysink.figures import SinkFigures
 from delaysink.outcome import Attempt, Verdict, backoff_ms
 from delaysink.pace import Pace
+from delaysink.secret_file import BadSecret
 from delaysink.settings import SinkSettings
-from delaysink.signing import BadSecret
 from delaysink.target import SinkTarget
 
 MAX_RECEIVERS: Final = 1_024
@@ -258,8 +258,8 @@ class Sink:
             self._say(
                 "CircuitOpen", f"{self._pace.failures} deliveries in a row failed; one is tried at a time. {last}"
             )
-        elif not self._pace.is_open and self.figures.state == "CircuitOpen":
-            self._say("Delivering", "")
+        elif not self._pace.is_open and self.figures.state in ("Delivering", "CircuitOpen"):
+            self._say("Delivering", self._target.problem)
 
     def _note(self, outgoing: OutgoingMessage, attempt: Attempt) -> None:
         self._failures.append(

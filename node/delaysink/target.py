@@ -11,6 +11,13 @@ from delaysink.outcome import Attempt
 class SinkTarget(Protocol):
     """What messages are delivered to. Belongs to one event loop; many deliveries may be under way."""
 
+    @property
+    def problem(self) -> str:
+        """Of a secret that was changed, and can't be used: the one before is. "": all are as they should be."""
+
+    def check_secrets(self) -> None:
+        """Raises BadSecret: one is missing or malformed."""
+
     async def open(self) -> None:
         """Before the first delivery. Raises BadSecret, OSError: not now; it is tried again."""
 

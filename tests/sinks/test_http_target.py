@@ -18,8 +18,8 @@ from cloudevents.core.v1.event import CloudEvent
 from delaysink.events import OutgoingMessage
 from delaysink.http_target import HttpTarget
 from delaysink.outcome import Attempt, Verdict
+from delaysink.secret_file import BadSecret
 from delaysink.settings import HttpSettings, read_settings
-from delaysink.signing import BadSecret
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.sinks.support import receiver as receivers
@@ -149,7 +149,7 @@ def test_signatures_are_verified_by_each_of_two_secrets_and_no_other(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "can't be read"), ("", "is empty"), ("hello", "does not begin with whsec_"), ("whsec_%%%", "not base64"),
+        (None, "is missing"), ("", "is empty"), ("hello", "does not begin with whsec_"), ("whsec_%%%", "not base64"),
         ("whsec_AAAA", "has 3 bytes; it must have 24 to 64"), (" ".join(SECRETS), "has 3 secrets"),
     ],
 )  # fmt: skip
@@ -167,7 +167,7 @@ def test_a_secret_that_is_missing_or_malformed_is_said_and_never_shown(
 
 
 def test_a_malformed_secret_replaces_none_that_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaysink.signing.LOOK_S", 0.0)
+    monkeypatch.setattr("delaysink.secret_file.LOOK_S", 0.0)
     path = tmp_path / "hook" / "key"
     path.parent.mkdir()
     path.write_text(SECRETS[0])

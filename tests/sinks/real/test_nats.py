@@ -20,6 +20,7 @@ from delayclient.producer.producer import Producer
 from delaylocal import LocalCluster
 
 from e2e.cluster.golang import go_command, go_environment
+from tests.sinks.support.nats_keys import NatsOperator
 from tests.sinks.support.processes import SinkProcess
 
 pytestmark = pytest.mark.timeout(900)  # the first time in a cache it is built: 42 s of one core
@@ -44,11 +45,12 @@ def program() -> str:
 
 
 @contextmanager
-def server(program: str, folder: Path, port: int) -> Iterator[str]:
+def server(program: str, folder: Path, port: int, more: str = "") -> Iterator[str]:
+    """more: of its configuration."""
     folder.mkdir(exist_ok=True)
     config = folder / "nats.conf"
     config.write_text(
-        f"listen: 127.0.0.1:{port}\nmax_payload: {MAX_PAYLOAD}\njetstream {{ store_dir: '{folder}/store' }}\n"
+        f"listen: 127.0.0.1:{port}\nmax_payload: {MAX_PAYLOAD}\njetstream {{ store_dir: '{folder}/store' }}\n" + more
     )
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen([program, "-c", str(config)], stderr=log, stdout=log)
@@ -66,9 +68,9 @@ def port() -> int:
         return found
 
 
-async def stored(url: str, count: int, timeout_s: float = 60) -> list[Any]:
+async def stored(url: str, count: int, timeout_s: float = 60, **access: Any) -> list[Any]:
     """All messages of the stream, once there are so many."""
-    client = await nats.connect(url)
+    client = await nats.connect(url, **access)
     stream = client.jetstream()
     async with asyncio.timeout(timeout_s):
         while True:
@@ -81,8 +83,8 @@ async def stored(url: str, count: int, timeout_s: float = 60) -> list[Any]:
     return found
 
 
-async def make_stream(url: str) -> None:
-    client = await nats.connect(url)
+async def make_stream(url: str, **access: Any) -> None:
+    client = await nats.connect(url, **access)
     await client.jetstream().add_stream(name="orders", subjects=["orders.due"])
     await client.close()
 
@@ -136,5 +138,50 @@ def test_what_nats_never_takes_is_a_dead_letter_and_no_stream_is_said(
                     assert await sink.end() == 0
             async with Admin(cluster.endpoints[0]) as admin:
                 assert sum(it.dead for it in await admin.describe_group(topic, "n")) == 1
+
+    asyncio.run(main())
+
+
+def test_credentials_are_shown_to_nats_and_what_is_wrong_with_them_is_said(
+    cluster: LocalCluster, topic: str, tmp_path: Path, port: int, program: str
+) -> None:
+    """A server with an operator, as NATS in production has: it knows a user by a JWT and a signature."""
+    operator, stranger = NatsOperator(), NatsOperator()
+    credentials = {"secret": {"name": "orders-nats", "key": "user.creds"}}
+    spec = {
+        "topic": topic,
+        "nats": {
+            "servers": [f"nats://127.0.0.1:{port}"], "subject": "orders.due", "timeout": "3s",
+            "credentials": credentials,
+        },
+    }  # fmt: skip
+    path = tmp_path / "orders-nats" / "user.creds"
+
+    async def main() -> None:
+        more = operator.configuration
+        async with Producer(cluster.endpoints[0]) as producer:
+            with server(program, tmp_path / "nats", port, more) as url:
+                await make_stream(url, **operator.access)
+                await producer.send_batch(topic, [b"first"] * 5)
+                async with SinkProcess(tmp_path, cluster.endpoints[0], "n", spec) as sink:
+                    await sink.until(state="SecretUnusable")
+                    path.parent.mkdir()
+                    path.write_text(stranger.credentials)
+                    report = await sink.until(state="NotReachable")
+                    assert "Authorization Violation" in report["message"]
+                    path.write_text(operator.credentials)
+                    await sink.until(delivered=5)
+                    path.write_text("no credentials")  # replaces none that was good
+                    await sink.until(says="user.creds has no NATS USER JWT")
+                    await producer.send_batch(topic, [b"second"] * 5)
+                    report = await sink.until(delivered=10)
+                    assert report["state"] == "Delivering"
+                    shown = sink.log_text() + await sink.get("/status") + await sink.get("/metrics")
+                    for key in (operator, stranger):
+                        assert key.user.seed not in shown
+                        assert key.user_jwt not in shown
+                    found = await stored(url, 10, **operator.access)
+                    assert [it.data for it in found] == [b"first"] * 5 + [b"second"] * 5
+                    assert await sink.end() == 0
 
     asyncio.run(main())

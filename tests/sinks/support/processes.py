@@ -45,9 +45,12 @@ class SinkProcess:
         self._process.send_signal(by)
         return await asyncio.to_thread(self._process.wait, 120)
 
+    def log_text(self) -> str:
+        return self._log.read_text()
+
     def events(self) -> list[dict[str, Any]]:
         """What it has logged; lines that are not events fail the test."""
-        return [json.loads(line) for line in self._log.read_text().splitlines()]
+        return [json.loads(line) for line in self.log_text().splitlines()]
 
     async def get(self, path: str) -> str:
         async with aiohttp.ClientSession() as session, session.get(f"http://{self.address}{path}") as answer:
@@ -62,15 +65,15 @@ class SinkProcess:
                 except aiohttp.ClientError:
                     await asyncio.sleep(0.1)
 
-    async def until(self, timeout_s: float = 60, **wanted: Any) -> dict[str, Any]:
-        """Its report, once it has these values."""
+    async def until(self, timeout_s: float = 60, says: str = "", **wanted: Any) -> dict[str, Any]:
+        """Its report, once it has these values, and a message with this text."""
         report: dict[str, Any] = {}
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     report = await self.report()
-                    if all(report[name] == value for name, value in wanted.items()):
+                    if says in report["message"] and all(report[name] == value for name, value in wanted.items()):
                         return report
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise AssertionError(f"{wanted} did not come: {report} {self.events()}") from None
+            raise AssertionError(f"{wanted} {says!r} did not come: {report} {self.events()}") from None
