@@ -50,11 +50,19 @@ def run_(settings: CommandSettings, file: Path, secrets: Path | None, address: s
 @_SECRETS
 @common_options
 def check(settings: CommandSettings, file: Path, secrets: Path | None) -> None:
-    """Say whether FILE is a DelaySink, and its secrets are there; nothing is sent."""
+    """Say whether FILE is a DelaySink, and its secrets are there and well-formed; nothing is sent."""
+    from delaysink.process import new_target
+    from delaysink.secret_file import BadSecret
+    from delaysink.settings import BadSink
+
     sink = _read(file)
     missing = [str(it.path) for it in sink.secrets if not ((secrets or file.parent) / it.path).is_file()]
     if missing:
         fail(f"{file}: secrets that are not there: {', '.join(missing)}", USAGE)
+    try:
+        new_target(sink, secrets or file.parent).check_secrets()
+    except (BadSecret, BadSink) as error:
+        fail(f"{file}: {error}", USAGE)
     if settings.as_json:
         put_json({"sink": sink.name, "topic": sink.topic, "group": sink.group})
     else:
