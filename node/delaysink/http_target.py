@@ -100,7 +100,7 @@ class HttpTarget:
             return Attempt(Verdict.IMPOSSIBLE, str(error))
         except BadSecret as error:
             return Attempt(Verdict.FAILED, str(error))
-        session = self._sessions[self._fence.allows_name(url.host or "")]
+        session = self._sessions[self._fence.allows_name(url.raw_host or "")]
         try:
             async with asyncio.timeout(self._timeout_s):
                 async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
@@ -126,7 +126,7 @@ class HttpTarget:
         url = properties.get(URL_PROPERTY, "") if FromMessage.URL in may else ""
         if url:
             found = checked_url(url)
-            self._fence.check_host(found.host or "")
+            self._fence.check_host(found.raw_host or "")
             return method or self._settings.method, found, False
         if self._url is None:
             raise Undeliverable(f"it has no property {URL_PROPERTY}, and the sink no URL")

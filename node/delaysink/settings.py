@@ -321,7 +321,7 @@ def _http(reader: _Reader, cluster: str, topic: str) -> HttpSettings:
         raise reader.bad("url", "it is missing, and fromMessage does not have Url")
     if url:
         try:
-            fence.check_host(checked_url(url).host or "")
+            fence.check_host(checked_url(url).raw_host or "")
         except (BadUrl, OSError) as error:
             raise reader.bad("url", str(error)) from None
     (mode,) = _choices(reader, "mode", ContentMode, [reader.get("mode", str, ContentMode.BINARY)])

@@ -221,6 +221,30 @@ def test_retry_after_is_read_and_bounded(tmp_path: Path, text: str, expected: in
     assert attempt.retry_after_ms == expected
 
 
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_chain_of_redirects_is_not_followed(tmp_path: Path, code: int) -> None:
+    """Ten thousand, each to the next one; or to another host, to itself, to an address inside, to what is no URL."""
+
+    def next_one(request: Request) -> Answer:
+        number = int(request.path.rpartition("/")[2])
+        return status(200) if number >= 10_000 else status(code, Location=f"/{number + 1}")
+
+    async def main() -> None:
+        async with Receiver(next_one) as receiver, Receiver(lambda _: status(200)) as other:
+            target = target_of(f"http://127.0.0.1:{receiver.port}/0", tmp_path)
+            await target.open()
+            for _ in range(3):
+                assert (await target.deliver(MESSAGE)).verdict is Verdict.REJECTED
+            for where in (other.url, "/0", "http://169.254.169.254/", "file:///etc/passwd", "http://[", "\xff", ""):
+                receiver.choose = lambda _, to=where: status(code, Location=to)
+                assert (await target.deliver(MESSAGE)).verdict is Verdict.REJECTED
+            await target.close()
+            assert [it.path for it in receiver.requests] == ["/0"] * 10
+            assert (other.connections, receiver.connections) == (0, 1)
+
+    asyncio.run(main())
+
+
 ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n"
 
 
@@ -235,6 +259,12 @@ ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n"
         (drip(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", 0.05), {Verdict.OVERLOADED, Verdict.FAILED}),
         (drip(b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 7_000 + b"\r\n", 0), {Verdict.OVERLOADED, Verdict.FAILED}),
         (drip(b"HTTP/1.1 200 OK\r\nX: ", b"y" * 10_000, 0), {Verdict.FAILED}),
+        (
+            drip(b"HTTP/1.1 500 \xff\xfe\r\nX: \xff\xc0\x80\r\n\r\n", b"\xff\xfe", 0),
+            {Verdict.FAILED},
+        ),  # no UTF-8 at all
+        (drip(b"HTTP/1.1 200 OK\r\n\r\n", b"x", 1), {Verdict.DELIVERED}),  # a byte a second, until it closes
+        (drip(b"", b"H", 1), {Verdict.OVERLOADED, Verdict.FAILED}),
         (drip(b"", b"HTTP/1.1 103 Early\r\n\r\n", 0.001), {Verdict.OVERLOADED, Verdict.FAILED}),
         (drip(ENDLESS, b"x" * 100_000, 0), {Verdict.DELIVERED}),  # 1 GB: by its status alone
         (drip(ENDLESS, b"x", 0.2), {Verdict.DELIVERED}),
@@ -291,6 +321,12 @@ def test_a_message_says_its_own_url_method_and_headers_where_it_may(tmp_path: Pa
         ({"webhook-url": "http://10.0.0.1/"}, "private"),
         ({"webhook-url": "http://169.254.169.254/latest"}, "metadata"),
         ({"webhook-url": "http://127.0.0.1:1/\r\nX: y"}, "which no URL has"),
+        ({"webhook-url": "https://user:pw@example.com/"}, "a user name or a password"),
+        ({"webhook-url": "http://[fe80::1%25eth0]/"}, "zone"),
+        ({"webhook-url": "http://[::1]/"}, "loopback"),
+        ({"webhook-url": "https://exa\tmple.com/"}, "which no URL has"),
+        ({"webhook-url": "https://exämple.com/"}, "punycode"),
+        ({"webhook-url": "http://xn--a.example/"}, "is not a URL"),
         ({"webhook-method": "CONNECT"}, "is none of POST"),
         ({"webhook-method": "GET / HTTP/1.1\r\n"}, "is none of POST"),
         ({"webhook-header-Host": "evil"}, "the sink's own"),

@@ -31,15 +31,15 @@ class Rebound:
     def __init__(self, target: HttpTarget, dns: RebindingDns, allowed: Receiver, refused: Receiver) -> None:
         self._target, self.dns, self.allowed, self.refused = target, dns, allowed, refused
 
-    async def deliver(self) -> Attempt:
-        url = f"http://{HOST}:{self.refused.port}/"
+    async def deliver(self, host: str = HOST) -> Attempt:
+        url = f"http://{host}:{self.refused.port}/"
         return await self._target.deliver(OutgoingMessage("id", 0, 1, properties={"webhook-url": url}))
 
 
 @asynccontextmanager
 async def rebound(secrets: Path, monkeypatch: pytest.MonkeyPatch, allow: list[str]) -> Any:
     """The sink's connector is its own but for the DNS server that its resolver asks."""
-    spec = {"topic": "t", "http": {"timeout": "5s", "fromMessage": ["Url"], "allow": allow}}
+    spec = {"topic": "t", "http": {"timeout": "2s", "fromMessage": ["Url"], "allow": allow}}
     settings = read_settings("s", spec).target
     assert isinstance(settings, HttpSettings)
     target = HttpTarget(settings, secrets, 4)
@@ -120,6 +120,17 @@ def test_an_allowed_name_does_not_lead_to_loopback(name: str, tmp_path: Path, mo
         assert world.refused.connections == 0
 
     run(tmp_path, monkeypatch, claim, name, f"{ALLOWED}/32")
+
+
+def test_an_allowed_name_is_known_in_punycode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only form that a URL may have; what it stands for is not what the allow-list has."""
+
+    async def claim(world: Rebound) -> None:
+        world.dns.answers = [["192.0.2.9"]]  # where nobody is
+        for host, allowed in (("xn--bcher-kva.example", True), ("XN--BCHER-KVA.example", True), (HOST, False)):
+            assert ("does not have it" not in (await world.deliver(host)).says) == allowed, host
+
+    run(tmp_path, monkeypatch, claim, "xn--bcher-kva.example")
 
 
 def test_the_api_server_is_known_where_its_variable_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
