@@ -23,6 +23,7 @@ from tests.sinks.support.receiver import Receiver, Request, status
 
 DELAYCTL = [sys.executable, "-c", "from delayctl.main import main; main()"]
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
+EXAMPLE = Path(__file__).parents[3] / "docs/examples/webhook/sink.yaml"
 COUNT = 100
 USAGE = 2
 
@@ -31,7 +32,8 @@ USAGE = 2
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("local")
     words = ["local", "--nodes", "1", "--port", "0", "--data", str(folder / "data")]
-    topics = [word for at in range(4) for word in ("--topic", f"orders{at}:2")]
+    names = [*(f"orders{at}" for at in range(4)), "order-timeouts"]
+    topics = [word for name in names for word in ("--topic", f"{name}:2")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*DELAYCTL, *words, *topics], stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
@@ -116,6 +118,36 @@ def test_run_delivers_until_ctrl_c_and_what_was_not_delivered_is_the_next_one_s(
             assert {it.headers["ce-delayattempt"] for it in receiver.requests} == {"1"}
             for request in receiver.requests:
                 Webhook(SECRET).verify(request.body, {name.lower(): it for name, it in request.headers.items()})
+
+    asyncio.run(main())
+
+
+def test_the_example_delivers_as_it_stands_but_for_its_url(endpoint: str, tmp_path: Path) -> None:
+    """Ten lines of YAML and no consumer; its secret is beside the file."""
+    (tmp_path / "order-hook").mkdir()
+    (tmp_path / "order-hook/key").write_text(SECRET)
+    text = EXAMPLE.read_text()
+    url = "https://shop.example.com/hooks/order-timeout"
+    assert url in text
+
+    async def main() -> None:
+        async with Receiver(lambda _: status(204)) as receiver, Producer(endpoint) as producer:
+            path = tmp_path / "sink.yaml"
+            ours = f"http://127.0.0.1:{receiver.port}/hooks/order-timeout"
+            path.write_text(text.replace(url, f"{ours}\n    allow: [127.0.0.1]"))
+            sent = await producer.send("order-timeouts", b'{"order": 42}', delay="1s", key="order-42")
+            sink = await start("run", str(path), "--endpoint", endpoint)
+            await receiver.wait_for(1)
+            sink.send_signal(signal.SIGINT)
+            assert (await ended(sink))[0] == 0
+            (request,) = receiver.requests
+            headers = {name.lower(): it for name, it in request.headers.items()}
+            Webhook(SECRET).verify(request.body, headers)
+            assert (request.method, request.path, request.id) == ("POST", "/hooks/order-timeout", sent.handle)
+            assert (headers["ce-subject"], headers["ce-source"]) == (
+                "order-42",
+                "urn:delaycluster:orders:order-timeouts",
+            )
 
     asyncio.run(main())
 
