@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import tzdata
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
@@ -65,6 +66,11 @@ def test_healthz_and_readyz_say_ok(cluster: LocalCluster) -> None:
     assert get(cluster, "/healthz") == (200, "ok\n")
     assert get(cluster, "/readyz") == (200, "ok\n")
     assert get(cluster, "/nothing")[0] == 404
+
+
+def test_the_version_of_the_zones_rules_is_a_metric(cluster: LocalCluster) -> None:
+    found = [labels for name, labels in scrape(cluster) if name == "delay_zone_rules_info"]
+    assert found == [(("version", tzdata.IANA_VERSION),)]
 
 
 def test_the_metrics_of_a_topic_are_what_happened(take: Callable[[str], Shard], cluster: LocalCluster) -> None:
