@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 from standardwebhooks import Webhook
 
 from e2e.harness.delaycluster import API_VERSION, ClusterUnderTest
+from e2e.harness.helm import Release
 from e2e.harness.kubectl import Kubectl, Object, wait_until
 from e2e.harness.load import RESTRICTED
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 FIRINGS = 5
 SECONDS = 180.0
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
@@ -130,6 +134,50 @@ def test_a_schedules_messages_come_by_http_until_the_receiver_is_gone(
 
     kube.delete("delaysink", hook, namespace)
     wait_until("its pods are gone", lambda: pods(kube, hook, namespace), SECONDS)
+
+
+@pytest.mark.quick
+def test_the_webhook_and_nightly_report_examples_work_by_http(
+    operator: Release, kube: Kubectl, namespace: str, image: str
+) -> None:
+    """docs/examples as they stand. Of the sink one thing is changed: the URL, which is a name that nobody has."""
+    shop, hello = (ClusterUnderTest(kube, name, namespace) for name in ("orders", "hello"))
+    for file in ("order-timeout/cluster.yaml", "minimal.yaml"):
+        kube("apply", "--namespace", namespace, "-f", str(EXAMPLES / file))
+    kube.patch("delaycluster", "hello", {"spec": {"topics": [{"name": "reports", "queues": 1}]}}, namespace)
+    kube("apply", "--namespace", namespace, "-f", str(EXAMPLES / "webhook/sink.yaml"))
+    kube("apply", "--namespace", namespace, "-f", str(EXAMPLES / "nightly-report/schedules.yaml"))
+    receiver = Receiver(kube, namespace, image)
+
+    def unlike(kind: str, name: str, wanted: str) -> list[str]:
+        found = reason(kube, kind, name, namespace)
+        return [] if found.startswith(wanted) else [f"{name}: {found}"]
+
+    wait_until("its secret is missing", lambda: unlike("delaysink", "order-timeouts", "SecretUnusable"), SECONDS)
+    told = reason(kube, "delaysink", "order-timeouts", namespace)
+    assert "is missing: make the key 'key' of the Secret 'order-hook'" in told
+    before = pods(kube, "order-timeouts", namespace)
+    kube("create", "secret", "generic", "order-hook", "--namespace", namespace, f"--from-literal=key={SECRET}")
+    wait_until("it mends itself", lambda: unlike("delaysink", "order-timeouts", "Delivering"), SECONDS)
+    assert pods(kube, "order-timeouts", namespace) == before, "by the same pod"
+    path = "/hooks/order-timeout"
+    url = {"url": f"http://{receiver.host}:{PORT}{path}", "allow": [receiver.host]}
+    kube.patch("delaysink", "order-timeouts", {"spec": {"http": url}}, namespace)
+    shop.delayctl("produce", "order-timeouts", "--delay", "1s", "--key", "order-42", "--body", BODY)
+    wait_until("it came", lambda: [] if arrived(receiver, path) else ["nothing came"], SECONDS)
+    (request, *_) = receiver.requests(path)
+    headers = {name.lower(): value for name, value in request["headers"].items()}
+    Webhook(SECRET).verify(request["body"].encode(), headers)
+    assert (request["body"], headers["ce-subject"]) == (BODY, "order-42")
+    assert headers["ce-source"] == "urn:delaycluster:orders:order-timeouts"
+
+    offices = {"berlin": "Berlin", "new-york": "New York", "tokyo": "Tokyo"}
+    for office in offices:
+        name = f"nightly-report-{office}"
+        wait_until(f"{name} is armed", partial(unlike, "delayschedule", name, "Armed"), SECONDS)
+        hello.delayctl("schedules", "trigger", "reports", f"kubernetes/{namespace}/{name}")
+    told = hello.delayctl("consume", "reports", "--group", "reporter", "--count", "3", "--timeout", "60", "--json")
+    assert {json.loads(json.loads(line)["body"])["office"] for line in told.splitlines()} == {*offices.values()}
 
 
 def arrived(receiver: Receiver, path: str) -> list[str]:
