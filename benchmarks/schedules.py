@@ -1,6 +1,7 @@
 """100,000 schedules of one topic that fire at the same instant: lateness, and the node's memory before and after.
 
 .venv/bin/python -m benchmarks.schedules --schedules 100000
+.venv/bin/python -m benchmarks.schedules --midnight   # the next full hour, in the zone where that is midnight
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import re
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,14 @@ def memory_mib(pid: int) -> tuple[int, int]:
     return now >> 10, peak >> 10
 
 
-def schedule(number: int, at: datetime, body: bytes) -> schedules_pb2.Schedule:
+def zone_of_midnight(at: datetime) -> str:
+    """Where it is midnight at this full hour. Etc/GMT-7 is seven hours ahead of UTC."""
+    return f"Etc/GMT{at.hour - 24 if at.hour >= 12 else at.hour:+d}"
+
+
+def schedule(number: int, at: datetime, body: bytes, zones: Sequence[str]) -> schedules_pb2.Schedule:
     """Each day at that instant, by a clock in one of the zones."""
-    zone = ZONES[number % len(ZONES)]
+    zone = zones[number % len(zones)]
     wall = at.astimezone(ZoneInfo(zone))
     cron = f"{wall.second} {wall.minute} {wall.hour} * * *"
     return schedules_pb2.Schedule(id=f"schedule-{number}", key=f"k{number}", body=body, cron=[cron], zone=zone)
@@ -55,12 +62,12 @@ class Node:
         return (await self.call("GetWheel", request, delay_pb2.GetWheelResponse)).shards[0]
 
 
-async def put(node: Node, count: int, at: datetime, size: int) -> None:
+async def put(node: Node, count: int, at: datetime, size: int, zones: Sequence[str] = ZONES) -> None:
     numbers = itertools.count()
 
     async def some() -> None:
         while (number := next(numbers)) < count:
-            request = schedules_pb2.PutScheduleRequest(topic="t", schedule=schedule(number, at, bytes(size)))
+            request = schedules_pb2.PutScheduleRequest(topic="t", schedule=schedule(number, at, bytes(size), zones))
             await node.call("PutSchedule", request, schedules_pb2.PutScheduleResponse)
 
     await asyncio.gather(*(some() for _ in range(UNDER_WAY)))
@@ -82,7 +89,12 @@ async def lateness(node: Node, count: int, due_ms: int) -> tuple[np.ndarray, flo
     return np.array(found) - due_ms, last_ms
 
 
-async def measure(endpoint: str, pid: int, count: int, size: int, seconds: int) -> None:
+def next_hour(seconds: int) -> datetime:
+    """The first full hour that is at least so far away."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds, hours=1)).replace(minute=0, second=0, microsecond=0)
+
+
+async def measure(endpoint: str, pid: int, count: int, size: int, seconds: int, midnight: bool) -> None:
     node = Node(endpoint)
     while True:
         try:
@@ -92,8 +104,13 @@ async def measure(endpoint: str, pid: int, count: int, size: int, seconds: int) 
             await asyncio.sleep(0.2)
     before, _ = memory_mib(pid)
     at = (datetime.now(UTC) + timedelta(seconds=seconds)).replace(microsecond=0)
+    zones: Sequence[str] = ZONES
+    if midnight:
+        at = next_hour(seconds)
+        zones = (zone_of_midnight(at),)
+        click.echo(f"midnight of {zones[0]} is at {at:%H:%M} UTC")
     started = time.perf_counter()
-    await put(node, count, at, size)
+    await put(node, count, at, size, zones)
     took = time.perf_counter() - started
     after, _ = memory_mib(pid)
     assert datetime.now(UTC) < at, f"to put them took {took:.0f} s: give it more --seconds"
@@ -116,13 +133,14 @@ async def measure(endpoint: str, pid: int, count: int, size: int, seconds: int) 
 @click.option("--schedules", "count", type=int, default=100_000, show_default=True)
 @click.option("--size", type=int, default=64, show_default=True, help="Bytes of each body.")
 @click.option("--seconds", type=int, default=90, show_default=True, help="From the first put to the instant.")
-def main(count: int, size: int, seconds: int) -> None:
+@click.option("--midnight", is_flag=True, help="At the first full hour after --seconds, in the zone of midnight.")
+def main(count: int, size: int, seconds: int, midnight: bool) -> None:
     with (
         tempfile.TemporaryDirectory() as directory,
         LocalCluster(Path(directory), nodes=1, topics=[TopicSpec("t", 1)]) as cluster,
     ):
         cluster.wait_ready()
-        asyncio.run(measure(cluster.endpoints[0], cluster.pids["n0"], count, size, seconds))
+        asyncio.run(measure(cluster.endpoints[0], cluster.pids["n0"], count, size, seconds, midnight))
 
 
 if __name__ == "__main__":
