@@ -62,7 +62,7 @@ class GivenCall:
         return self._who
 
     def metadata(self, name: str) -> str | None:
-        return None
+        return "a-client" if name == "x-mq-client-id" else None
 
     def time_remaining(self) -> float:
         return 10.0

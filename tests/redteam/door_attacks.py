@@ -8,20 +8,19 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from delayapi.handle import Handle
 from delayapi.proto.apache.rocketmq.v2 import service_pb2 as mq
 from delayapi.proto.externalscaler import externalscaler_pb2 as keda
-from delayapi.receipt import Receipt
 from delaynode.server.doors.keda.service import SCALER_SERVICE
 from delaynode.server.doors.rocketmq.service import MESSAGING_SERVICE
 from delaynode.server.doors.rows import MESSAGE_SERVICE
 
+from tests.auth import test_rocketmq_rights as rocketmq_rights
 from tests.auth.test_message_rights import MAY, request_of
 from tests.doors.support import asking as doors
 from tests.redteam.attacks import attack
 from tests.redteam.key_flood import flood
 from tests.redteam.world import ATTEMPTS, World
-from tests.serve.support.asking import DENIED, TOPIC, UNKNOWN, Asking, secret
+from tests.serve.support.asking import DENIED, NAMES, TOPIC, UNKNOWN, Asking, secret
 
 MISSING = "nothing"
 RATE, FLOOD_SECONDS = 10_000, 5.0
@@ -153,46 +152,9 @@ def http_paths(world: World) -> str:
     return "404 and 405; /openapi.json is for all, and names nothing of the cluster"
 
 
-def rocketmq_requests(topic: str) -> dict[str, Any]:
-    """That are about a topic, as far as they say."""
-    name, group = mq.Resource(name=topic), mq.Resource(name="mail")
-    receipt, handle = Receipt(topic, 0, 1, "mail", 0, 1, 0).encode(), Handle(topic, 0, 1, 1, 1).encode()
-    message = mq.Message(topic=name, body=b"x")
-    message.system_properties.message_id = "id"
-    receive = mq.ReceiveMessageRequest(group=group, message_queue=mq.MessageQueue(topic=name), batch_size=1)
-    receive.filter_expression.expression = "*"
-    receive.invisible_duration.FromSeconds(30)
-    change = mq.ChangeInvisibleDurationRequest(group=group, topic=name, receipt_handle=receipt)
-    change.invisible_duration.FromSeconds(30)
-    entry = mq.AckMessageEntry(message_id="id", receipt_handle=receipt)
-    return {
-        "QueryRoute": mq.QueryRouteRequest(topic=name),
-        "QueryAssignment": mq.QueryAssignmentRequest(topic=name, group=group),
-        "SendMessage": mq.SendMessageRequest(messages=[message]),
-        "ReceiveMessage": receive,
-        "AckMessage": mq.AckMessageRequest(group=group, topic=name, entries=[entry]),
-        "ChangeInvisibleDuration": change,
-        "ForwardMessageToDeadLetterQueue": mq.ForwardMessageToDeadLetterQueueRequest(
-            group=group, topic=name, receipt_handle=receipt
-        ),
-        "RecallMessage": mq.RecallMessageRequest(topic=name, recall_handle=handle),
-    }
-
-
-HARMLESS = {"Heartbeat", "Telemetry", "NotifyClientTermination", "EndTransaction", "SyncLiteSubscription"}
-"""Of a client's own id, whose leases are its principal's; or not there at all."""
-
-
 def codes(caller: Asking, method: str, request: Any) -> set[str]:
-    """Of the answers, by whichever place they have one in."""
-    answer = getattr(mq, f"{method}Response")
-    found = set()
-    for data in caller.stream(method, request.SerializeToString(), service=MESSAGING_SERVICE):
-        one = answer.FromString(data)
-        found |= {mq.Code.Name(entry.status.code) for entry in getattr(one, "entries", ())}
-        if one.HasField("status"):
-            found.add(mq.Code.Name(one.status.code))
-    return found - {"CODE_UNSPECIFIED", "MULTIPLE_RESULTS"}
+    """Of the answers to a call of RocketMQ's."""
+    return rocketmq_rights.codes(method, caller.stream(method, request.SerializeToString(), service=MESSAGING_SERVICE))
 
 
 def attempts(caller: Asking) -> int:
@@ -234,21 +196,29 @@ def keda_calls(world: World) -> str:
 @attack("RocketMQ's calls without rights")
 def rocketmq(world: World) -> str:
     methods = mq.DESCRIPTOR.services_by_name["MessagingService"].methods_by_name
-    assert set(methods) == HARMLESS | set(rocketmq_requests(TOPIC)), "each call is here"
     client = ("x-mq-client-id", "c"), ("x-mq-language", "JAVA")
     nobody = Asking(world.channel("tokens"), None, *client)
     for method in methods:
         assert ended(nobody, MESSAGING_SERVICE, method, b"") is UNKNOWN, method
     stranger = world.ca.issue("spiffe://example.org/stranger")
-    none = (Asking(world.channel("tokens"), f"Bearer {secret('none')}", *client),
-            Asking(world.channel("mtls", stranger), None, *client))  # fmt: skip
+    names = {*NAMES, "super"} - {"admin"}  # which is the local cluster's own there
+    named = {name: Asking(world.channel("tokens"), f"Bearer {secret(name)}", *client) for name in names}
+    named["stranger"] = Asking(world.channel("mtls", stranger), None, *client)
+    tried = 0
     for topic in (TOPIC, MISSING):
-        for method, request in rocketmq_requests(topic).items():
-            for caller in none:
-                assert codes(caller, method, request) == {"FORBIDDEN"}, (method, topic, codes(caller, method, request))
-    told = {who: attempts(Asking(world.channel("tokens"), f"Bearer {secret(who)}", *client))
-            for who in ("none", "other", "consume")}  # fmt: skip
+        for method, requests in rocketmq_rights.requests_of(topic).items():
+            may = rocketmq_rights.MAY[method] & ({"super"} if topic is MISSING else named.keys())
+            for request in requests:
+                found = {who: codes(caller, method, request) for who, caller in named.items()}
+                refused = {who for who, said in found.items() if said == {"FORBIDDEN"}}
+                assert refused == named.keys() - may, (method, topic, found)
+                tried += len(refused)
+    told = {who: attempts(named[who]) for who in ("none", "other", "consume")}
     assert told == {"none": 16, "other": 16, "consume": ATTEMPTS}, "a client's settings say nothing of others' topics"
-    control = Asking(world.channel("tokens"), f"Bearer {secret('produce')}", *client)
-    assert codes(control, "SendMessage", rocketmq_requests(TOPIC)["SendMessage"]) == {"OK"}, "the control"
-    return f"{len(methods)} calls: {UNKNOWN.name} without a token; FORBIDDEN without rights, whatever topics there are"
+    assert codes(named["produce"], "SendMessage", rocketmq_rights.requests_of(TOPIC)["SendMessage"][0]) == {"OK"}, (
+        "the control"
+    )
+    return (
+        f"{len(methods)} calls: {UNKNOWN.name} without a token; FORBIDDEN {tried} times with one for other rights, "
+        "whatever topics there are"
+    )
