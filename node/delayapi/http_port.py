@@ -36,7 +36,7 @@ class _HttpConnection:
     peername: Any
     since: float
     aged: float
-    left: float = FIRST_SECONDS
+    left: float
     under_way: int = 0
 
 
@@ -165,7 +165,7 @@ class HttpPort:
         finally:
             self._places.release()
         now = time.monotonic()
-        self._open[transport] = _HttpConnection(peername, now, now + self._age_s)
+        self._open[transport] = _HttpConnection(peername, now, now + self._age_s, FIRST_SECONDS)
         self._idle[transport] = None
 
     async def _look(self) -> None:

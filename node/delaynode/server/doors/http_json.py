@@ -478,7 +478,7 @@ def _answer(error: dict[str, object], status: int, headers: Mapping[str, str] | 
     text = json.dumps(error, ensure_ascii=False)
     response = web.Response(status=status, text=text, content_type="application/json", headers=headers)
     response[CODE] = error["code"]
-    response.force_close()  # what is left of its body is not read
+    response.force_close()  # what is left of its body is thrown away, for 10 s at most
     return response
 
 
