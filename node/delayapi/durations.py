@@ -113,6 +113,17 @@ def format_ms(duration: int) -> str:
     return " ".join(parts[:2])
 
 
+def format_exactly_ms(duration: int) -> str:
+    """All of it, for a figure beside its limit: '40 days 1 h', '40 days 1 ms', '1 day'."""
+    days, rest = divmod(duration, DAY_MS)
+    parts = [f"{days} day{'s' if days != 1 else ''}"] if days or not rest else []
+    for unit in ("h", "m", "s", "ms"):
+        amount, rest = divmod(rest, _UNIT_MS[unit])
+        if amount:
+            parts.append(f"{amount} {unit}")
+    return " ".join(parts)
+
+
 def format_instant(instant: int) -> str:
     """ISO 8601 UTC with milliseconds; the number itself when no calendar has it."""
     try:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from delayapi import durations
+from delayapi.units import DAY_MS as DAY
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,13 @@ def test_spread() -> None:
     for wrong in ("1m", "30m..1m", "..", "1m..x"):
         with pytest.raises(ValueError):
             durations.parse_spread_ms(wrong)
+
+
+def test_a_figure_beside_its_limit_is_told_whole() -> None:
+    found = [
+        durations.format_exactly_ms(ms) for ms in (0, 1, 3_600_000, DAY, 40 * DAY, 40 * DAY + 1, 41 * DAY + 61_000)
+    ]
+    assert found == ["0 days", "1 ms", "1 h", "1 day", "40 days", "40 days 1 ms", "41 days 1 m 1 s"]
 
 
 def test_formats_for_people() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import random
 from collections.abc import Iterator
 
 import pytest
+from delayapi.units import DAY_MS, HOUR_MS
 from delayclient.sync import SyncConsumer, SyncProducer
 from delaylocal import LocalCluster
+from delaynode.server.doors.rocketmq.messages import MAX_BODY_BYTES
 
 from tests.doors.rocketmq.support.judges import Judge, start_judge
 from tests.doors.rocketmq.support.nodes import TRIED_EDGES
@@ -43,6 +47,38 @@ def test_push_consumer_gets_what_is_sent_and_what_is_delayed_when_it_is_due(topi
     assert first.properties == "colour=red"
     assert (second.body, second.id, second.due_ms) == ("later", later, due_ms)
     assert due_ms <= second.at_ms < due_ms + 500
+
+
+def test_a_second_and_forty_days_are_stored_and_more_is_refused(topic: str, one: Judge) -> None:
+    one.ask("push", topic, "g", "*")
+    due_ms = -(-(now_ms() + 1_000) // 1_000) * 1_000
+    one.send(topic, "a second", at_ms=due_ms)
+    later = [one.send(topic, "later", at_ms=now_ms() + ms)[1] for ms in (40 * DAY_MS - HOUR_MS, 40 * DAY_MS)]
+    kind, why = one.tell("send", topic, "too late", now_ms() + 40 * DAY_MS + HOUR_MS, "", "", "", "")
+    assert kind == "refused"
+    assert "DELAY_TOO_LONG: message 0 is delayed by 40 days " in why, why
+    assert "the limit is 40 days" in why, why
+    (first,) = one.until(1)
+    assert (first.body, first.due_ms) == ("a second", due_ms)
+    assert first.at_ms >= due_ms
+    for handle in later:
+        one.ask("recall", topic, handle)
+        kind, why = one.tell("recall", topic, handle)
+        assert kind == "recalled", "asked again it is recalled still"
+    assert len(one.received) == 1
+
+
+def test_the_largest_body_goes_through_and_a_larger_one_is_refused(topic: str, one: Judge) -> None:
+    """With the limits that the client has by default. The body can't be compressed."""
+    body = base64.b64encode(random.Random(1).randbytes(MAX_BODY_BYTES)).decode()[:MAX_BODY_BYTES]
+    one.ask("push", topic, "g", "*")
+    one.send(topic, body)
+    (first,) = one.until(1, 60)
+    assert (first.body == body, first.attempt) == (True, 1)
+    kind, why = one.tell("send", topic, f"{body}x", "", "", "", "", "")
+    assert kind == "refused"
+    assert f"exceeds the threshold, max size={MAX_BODY_BYTES} bytes" in why, why[:400]
+    assert len(one.received) == 1
 
 
 def test_recall_says_what_became_of_the_message(topic: str, one: Judge) -> None:

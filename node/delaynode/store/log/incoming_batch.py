@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from delayapi.units import DAY_MS, format_bytes
+from delayapi.durations import format_exactly_ms
+from delayapi.units import format_bytes
 
 from delaynode.store.columns import highest, is_few, lowest, total
 from delaynode.store.errors import Refused
@@ -176,7 +177,7 @@ def resolve_due(time: I64, relative: U8, now_ms: int, max_delay_ms: int) -> I64:
         asked = int(time[at]) - (0 if len(relative) and relative[at] else now_ms)
         raise Refused(
             "DELAY_TOO_LONG",
-            f"message {at} is delayed by {asked / DAY_MS:.1f} days, the limit is {max_delay_ms / DAY_MS:g} days",
+            f"message {at} is delayed by {format_exactly_ms(asked)}, the limit is {format_exactly_ms(max_delay_ms)}",
             max_delay_ms=max_delay_ms,
         )
     return due.astype(np.int64, copy=False)
