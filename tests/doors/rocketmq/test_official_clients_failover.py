@@ -19,6 +19,7 @@ from tests.doors.rocketmq.support.nodes import EVERYTHING, TRIED_EDGES
 from tests.doors.rocketmq.support.wire import now_ms
 
 Start = Callable[..., Judge]
+TRIED_LANGUAGES = ["java", "python", "node"] if EVERYTHING else ["python"]
 
 
 class Sending:
@@ -61,7 +62,7 @@ def edge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("language", ["java", "python", "node"] if EVERYTHING else ["python"])
+@pytest.mark.parametrize("language", TRIED_LANGUAGES)
 def test_nothing_is_lost_when_a_node_and_a_consumer_are_killed(tmp_path: Path, judge: Start, language: str) -> None:
     topics = [TopicSpec("t", 3, max_attempts=100)]
     with LocalCluster(tmp_path / "cluster", nodes=3, replicas=2, topics=topics, lease_seconds=2) as cluster:
@@ -80,11 +81,12 @@ def test_nothing_is_lost_when_a_node_and_a_consumer_are_killed(tmp_path: Path, j
 
 
 @pytest.mark.timeout(900)
-def test_nothing_is_lost_while_nodes_are_restarted_one_by_one(tmp_path: Path, judge: Start) -> None:
+@pytest.mark.parametrize("language", TRIED_LANGUAGES)
+def test_nothing_is_lost_while_nodes_are_restarted_one_by_one(tmp_path: Path, judge: Start, language: str) -> None:
     topics = [TopicSpec("t", 3, max_attempts=100)]
     with LocalCluster(tmp_path / "cluster", nodes=3, replicas=2, topics=topics, lease_seconds=2) as cluster:
         cluster.wait_ready(240)
-        producer, consumer = (judge("python", cluster.endpoints[0]) for _ in range(2))
+        producer, consumer = (judge(language, cluster.endpoints[0]) for _ in range(2))
         producer.ask("producer", "t")
         consumer.ask("push", "t", "g", "*")
         sending = Sending(producer, "t")
