@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chart.places import ROOT
-from tests.doors.support.asking import METHODS, Asking, Node
+from tests.doors.support.asking import Asking, Node
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl command; Debian has it in curl")
 
@@ -68,9 +68,8 @@ class Page:
         return str(sent["results"][0]["handle"])
 
 
-@pytest.mark.parametrize("page", ["http.md", "schedules.md"])
-def test_every_command_of_the_page_is_answered_as_it_says(ask: Ask, nodes: list[Node], page: str) -> None:
-    typing, typed = Page(ask(0, "json"), nodes[1]), commands(page)
+def test_every_command_of_schedules_is_answered_as_it_says(ask: Ask, nodes: list[Node]) -> None:
+    typing, typed = Page(ask(0, "json"), nodes[1]), commands("schedules.md")
     for command, shown in typed:
         answer = typing.type(command)
         assert "code" not in answer, (command, answer)
@@ -81,10 +80,6 @@ def test_every_command_of_the_page_is_answered_as_it_says(ask: Ask, nodes: list[
         outcomes = [one["outcome"] for one in answer.get("results", ()) if HANDLE.search(command)]
         assert outcomes in ([], ["CANCELLED"], ["RESCHEDULED"]), (command, answer)
     assert typed
-    if page == "http.md":
-        named = {method for command, _ in typed for method in re.findall(r"\$AT/(\w+) ", command)}
-        elsewhere = {"ReceiveStream", "GetSchedule", "ResumeSchedule", "BackfillSchedule", "DeleteSchedule"}
-        assert named == METHODS.keys() - elsewhere, "the page shows every call, but those that schedules.md names"
 
 
 def shape(answer: dict[str, Any]) -> dict[str, Any]:
