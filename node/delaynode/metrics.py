@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +124,7 @@ class NodeMetrics:
     http_requests: Counter[tuple[str, str]] = field(default_factory=Counter)  # by method, and Connect's code or `ok`
     http_latency: dict[str, Histogram] = field(default_factory=lambda: defaultdict(lambda: Histogram(LATENCY_MS)))
     http_calls: int = 0  # under way
+    rocketmq: Callable[[], tuple[int, int]] = lambda: (0, 0)  # clients with a Telemetry stream, leases it renews
     unauthenticated: Counter[str] = field(default_factory=Counter)  # by what is wrong with the token or certificate
     recovery_seconds: float = 0.0
     scrub_bytes: int = 0
@@ -175,6 +176,9 @@ class NodeCollector(Collector):
             latency.add_metric([method], histogram.buckets(), histogram.sum_ms / 1000)
         yield latency
         yield GaugeMetricFamily("delay_http_calls", "Calls over HTTP under way", value=m.http_calls)
+        clients, leases = m.rocketmq()
+        yield GaugeMetricFamily("delay_rocketmq_clients", "RocketMQ clients that are connected", value=clients)
+        yield GaugeMetricFamily("delay_rocketmq_leases", "Leases renewed for RocketMQ push consumers", value=leases)
 
     def collect(self) -> Iterator[Metric]:
         m = self.metrics

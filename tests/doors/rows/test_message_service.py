@@ -11,12 +11,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import grpc
 import pytest
 from delayapi.proto.delay.v1 import messages_pb2 as rows
 from delayapi.receipt import Receipt
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.doors.support.asking import Asking, CallFailed, Wire, seconds
+from tests.doors.support.asking import SERVICE, Asking, CallFailed, Node, Wire, seconds
 
 Ask = Callable[..., Asking]
 WIRES: list[Wire] = ["grpc", "json", "proto"]
@@ -241,13 +242,25 @@ def test_a_stream_gives_what_comes_and_waits_for_what_is_not_settled(ask: Ask, t
 
 
 @pytest.mark.parametrize("size", [2, 100_000])
-def test_a_client_that_goes_keeps_nothing(ask: Ask, topic: str, size: int) -> None:
+def test_a_client_that_goes_keeps_nothing(ask: Ask, nodes: list[Node], topic: str, size: int) -> None:
     """A stream that is ended, and calls that are cancelled, hold no message that others wait for. Large answers need
     room, which is counted by the client's address: by then its call is over."""
     stream = ask(0).stream(topic=topic, group="g", seconds=0.3)
     with pytest.raises(CallFailed) as over:
         list(stream)
     assert over.value.code == "deadline_exceeded"
+    with grpc.insecure_channel(nodes[0].grpc) as channel:
+        asked = rows.ReceiveMessagesRequest(topic=topic, group="g", wait=seconds(30)).SerializeToString()
+        streamed = channel.unary_stream(SERVICE + "ReceiveStream")(asked)
+        send(ask(1), topic, message("first"))
+        (first,) = rows.ReceiveMessagesResponse.FromString(next(streamed)).deliveries
+        assert ask(1).call("Ack", receipts=[first.receipt]).results[0].settled
+        waiting = [channel.unary_unary(SERVICE + "Receive").future(asked) for _ in range(5)]
+        asked = rows.ListGroupsRequest(topic=topic).SerializeToString()
+        channel.unary_unary(SERVICE + "ListGroups")(asked, timeout=20)  # the node has those before it
+        for call in (*waiting, streamed):
+            assert call.cancel()
+            assert call.code() is grpc.StatusCode.CANCELLED
     send(ask(1), topic, *(message(f"{at:02}".ljust(size), key=f"k{at}") for at in range(20)))
     began = time.monotonic()
     found = receive(ask(2), topic, 20)

@@ -56,6 +56,7 @@ class MessagingService:
         self._door, self._receiving = door, receiving
         self.clients = Clients()
         self.leases = Leases(door, self.clients)
+        door.node.metrics.rocketmq = lambda: (len(self.clients), len(self.leases))
 
     def methods(self) -> Methods:
         unary = {
