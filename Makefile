@@ -52,8 +52,9 @@ cargo_tool = cd edge && if cargo $(1) --version >/dev/null 2>&1; then cargo $(1)
 fuzz: setup ## spoiled requests to each door, on each edge: quarter of an hour (CASES=10000 SEED=1)
 	@DELAY_FUZZ_SEED=$(or $(SEED),1) DELAY_FUZZ_HTTP_CASES=$(or $(CASES),10000) \
 	  DELAY_FUZZ_ROWS_CASES=$(or $(CASES),10000) DELAY_FUZZ_ROCKETMQ_CASES=$(or $(CASES),10000) \
+	  DELAY_FUZZ_PORTS_CASES=$(or $(CASES),10000) \
 	  $(BIN)/python -m pytest tests/doors/test_fuzz_rows.py tests/doors/rows/test_fuzz_http.py \
-	  tests/doors/rocketmq/test_fuzz.py --timeout=1800 $(ARGS)
+	  tests/doors/rows/test_fuzz_ports.py tests/doors/rocketmq/test_fuzz.py --timeout=1800 $(ARGS)
 
 lint: setup ## ruff, mypy --strict, the import contracts, names, stale generated code; of edge/ cargo fmt and clippy too
 	@$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from delayapi.errors import CODES
 from delayapi.proto.delay.v1 import messages_pb2 as rows
@@ -70,6 +70,9 @@ class Served:
             return KINDS[method][1].FromString(await self.calls[method](data, call, answers))
         finally:
             answers.dropped()
+
+    def now_ms(self) -> int:
+        return self.node.clock.now_ms()
 
 
 @asynccontextmanager
@@ -203,16 +206,26 @@ def check(true: bool, what: str) -> None:
 def test_random_requests_are_refused_or_right(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path) as node:
-            await fuzz(node)
+            await fuzz(node, CASES)
 
     asyncio.run(run())
 
 
-async def fuzz(node: Served) -> None:
+class Asked(Protocol):
+    """A node with the topics of TOPICS that there are. events: what it has logged."""
+
+    events: list[str]
+
+    async def call(self, method: str, data: bytes) -> Any: ...  # raises Refused
+
+    def now_ms(self) -> int: ...
+
+
+async def fuzz(node: Asked, cases: int) -> None:
     maker, account, answered, refused = Maker(SEED), Account(), Counter[str](), Counter[str]()
     asked = rows.ReceiveMessagesRequest(topic="fuzz", group="keeper", max_messages=1_000, body_format=1)
     await node.call("Receive", asked.SerializeToString())  # the group keeps all that comes
-    for case in range(CASES):
+    for case in range(cases):
         method = maker.choose.choice(("Send", "Receive", *METHODS))
         request = maker.request(method)
         if method == "Cancel":
@@ -245,7 +258,7 @@ async def fuzz(node: Served) -> None:
     # No whole schedule is drawn here: tests/serve has those.
     assert answered.keys() >= {name for name in METHODS if "Schedule" not in name}, answered
     assert len(refused) > 5, refused
-    now = node.node.clock.now_ms() + 1_000
+    now = node.now_ms() + 1_000
     await asyncio.sleep(1)
     expected = Counter(body for handle, body in account.stored.items() if account.due[handle] <= now)
     got: Counter[str] = Counter()

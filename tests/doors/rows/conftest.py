@@ -15,7 +15,8 @@ from tests.serve.support.client import wait_served
 edge = serving.edge
 TOPICS = [TopicSpec(f"t{at}", 3, max_attempts=3) for at in range(60)]
 TOPICS += [TopicSpec("delayed", 1, TopicType.DELAY), TopicSpec("aside", 3), TopicSpec("spoiled", 3)]
-TOPICS += [TopicSpec("unique", 3, deduplicate=True), TopicSpec("orders", 4)]
+TOPICS += [TopicSpec("unique", 3, deduplicate=True), TopicSpec("orders", 4),
+           TopicSpec("fuzz", 3, max_attempts=3), TopicSpec("other", 1, deduplicate=True)]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
