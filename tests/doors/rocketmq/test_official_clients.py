@@ -103,6 +103,18 @@ def test_what_a_listener_fails_comes_again_as_the_next_attempt(topic: str, one: 
     assert second.at_ms - first.at_ms >= 900  # the first backoff is one second
 
 
+def test_push_consumer_gets_the_tags_that_it_asks_for_and_no_other(topic: str, one: Judge) -> None:
+    one.ask("push", topic, "g", "a || b")
+    for tag in ("a", "c", "b", ""):
+        one.send(topic, f"of {tag}", tag=tag)
+        one.send(topic, f"later of {tag}", tag=tag, at_ms=-(-(now_ms() + 1_000) // 1_000) * 1_000)
+    one.until(4)
+    one.send(topic, "last", tag="b")
+    found = one.until(5)
+    assert sorted(message.body for message in found) == ["last", "later of a", "later of b", "of a", "of b"]
+    assert {message.tag for message in found} == {"a", "b"}
+
+
 def test_simple_consumer_receives_filters_extends_and_acknowledges(topic: str, one: Judge) -> None:
     one.ask("simple", topic, "g", "a || b", 3)
     one.send(topic, "of a", tag="a")

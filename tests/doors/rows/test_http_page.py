@@ -27,7 +27,7 @@ STARTS = ".venv/bin/delayctl local "
 DATE = "2026-12-24T18:00:00+01:00"
 CHANGING = {"receipt", "handle", "due", "sent", "leaseEnds"}
 ELSEWHERE = {"GetSchedule", "ResumeSchedule", "BackfillSchedule", "DeleteSchedule"}  # schedules.md shows them
-RESULTS = {"Ack": {"settled": True}, "Nack": {"settled": True}, "Extend": {"settled": True},
+RESULTS: dict[str, dict[str, Any]] = {"Ack": {"settled": True}, "Nack": {"settled": True}, "Extend": {"settled": True},
            "Cancel": {"outcome": "CANCELLED"}, "Reschedule": {"outcome": "RESCHEDULED"}}  # fmt: skip
 
 
