@@ -11,11 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from celery import Celery
 from delayclient import sync
 from delayclient.agent import frames
 from delayclient.agent.client import Link
@@ -26,13 +24,24 @@ from kombu import Connection
 from kombu.asynchronous import Hub
 from kombu.exceptions import OperationalError
 
-from tests.client.support import celerytasks
+from tests.client.support.celeryworld import Shop, wait
 
-SUPPORT = Path(celerytasks.__file__).parent
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "celery"
 POOLS = ("gevent", "eventlet", "threads")
-TOPICS = (*POOLS, "due", "retry", "revoke", "killed", "long", "warm", "errors", "purged", "foreign", "shop-tasks")
-READY_S = 30.0
+TOPICS = (
+    *POOLS,
+    "due",
+    "retry",
+    "revoke",
+    "killed",
+    "alone",
+    "long",
+    "warm",
+    "errors",
+    "purged",
+    "foreign",
+    "shop-tasks",
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,63 +50,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("celery"), nodes=1, topics=topics) as cluster:
         cluster.wait_ready()
         yield cluster
-
-
-class Shop:
-    """An application on one topic: tasks are sent from here, workers run beside."""
-
-    def __init__(self, endpoint: str, queue: str, log: Path) -> None:
-        self.endpoint, self.queue, self.log = endpoint, queue, log
-        self.app: Celery = celerytasks.app
-        self.broker = f"delaycluster://{endpoint}"
-        self.app.conf.update(task_default_queue=queue, broker_url=self.broker)
-
-    def send(self, task: str, *args: object, **options: object):
-        return self.app.send_task(f"tests.client.support.celerytasks.{task}", args, queue=self.queue, **options)
-
-    @contextmanager
-    def worker(
-        self,
-        *words: str,
-        module: str = "tests.client.support.celerytasks",
-        folder: Path | None = None,
-        lease: str = "2s",
-    ):
-        own = {"BROKER": self.broker, "QUEUE": self.queue, "LOG": str(self.log), "LEASE": lease}
-        environment = os.environ | own
-        command = [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "INFO", *words]
-        said = self.log.with_suffix(f".{time.monotonic_ns()}.worker")
-        with open(said, "wb") as output:
-            process = subprocess.Popen(
-                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
-            )
-        try:
-            wait(lambda: " ready." in said.read_text(), said)
-            process.said = said  # type: ignore[attr-defined]
-            yield process
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(20)
-                finally:
-                    if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGKILL)
-
-    def lines(self, first: str = "") -> list[list[str]]:
-        text = self.log.read_text() if self.log.exists() else ""
-        return [line.split() for line in text.splitlines() if line.startswith(first)]
-
-    def pending(self) -> int:
-        with sync.Admin(self.endpoint) as admin:
-            return len(list(admin.list_pending(self.queue)))
-
-
-def wait(what: Callable[[], object], about: object = "", seconds: float = READY_S) -> None:
-    end_s = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end_s, about.read_text()[-3000:] if isinstance(about, Path) else about
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -178,12 +130,23 @@ def test_task_that_takes_longer_than_a_lease_runs_once(shop: Shop) -> None:
 
 
 @on("killed")
-def test_killed_workers_task_comes_again_at_once_and_says_so(shop: Shop) -> None:
-    with shop.worker("-c", "1", "-n", "a@%h") as first:
+def test_killed_workers_task_comes_again_when_its_lease_is_over_and_says_so(shop: Shop) -> None:
+    killed(shop, os.killpg, lease="2s")  # its pool and its agent too: only the lease's end is left
+
+
+@on("alone")
+def test_task_of_a_worker_that_is_killed_alone_comes_again_after_the_backoff(shop: Shop) -> None:
+    """Its agent lives, and sees two ends at once: that of the link, and that of the program."""
+    killed(shop, os.kill, lease="60s")
+
+
+def killed(shop: Shop, kill: Callable[[int, int], None], lease: str) -> None:
+    with shop.worker("-c", "1", "-n", "a@%h", lease=lease) as first:
         shop.send("long", "x", 3)
         wait(lambda: shop.lines("begin"), first.said)
-        os.killpg(first.pid, signal.SIGKILL)  # its pool and its agent too: only the lease's end is left
-        with shop.worker("-c", "1", "-n", "b@%h") as second:
+        with shop.worker("-c", "1", "-n", "b@%h", lease=lease) as second:
+            kill(first.pid, signal.SIGKILL)
+            wait(lambda: len(shop.lines("begin")) == 2, second.said, 10)
             wait(lambda: shop.lines("end"), second.said)
     assert shop.lines("begin") == [["begin", "x", "False"], ["begin", "x", "True"]]
 

@@ -39,6 +39,8 @@ class Agent:
         self._producer = Producer(self.cluster)
         self._admin = Admin(self.cluster)
         self._links: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        """Links that are gone, and still say what becomes of their deliveries."""
         self._ops: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "check": self._check,
             "send": self._send,
@@ -51,16 +53,21 @@ class Agent:
         task = asyncio.get_running_loop().create_task(self._serve(sock))
         self._links.add(task)
         task.add_done_callback(self._links.discard)
+        task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Ends all links as if their program had closed them."""
-        for link in self._links:
+        """Ends all links as if their program had closed them. Those that it has closed already, as a killed one does
+        just before, end by themselves: cancelled, they would leave their deliveries leased.
+        """
+        for link in self._links - self._ending:
             link.cancel()
         await asyncio.gather(*self._links, return_exceptions=True)
         await self._producer.close()
         await self.cluster.close()
 
     async def _serve(self, sock: socket.socket) -> None:
+        own = asyncio.current_task()
+        assert own is not None
         reader, writer = await asyncio.open_connection(sock=sock, limit=_LINK_BYTES)
         subscription = Subscription(self.cluster, lambda header, payload: writer.write(frames.encode(header, payload)))
         try:
@@ -84,6 +91,7 @@ class Agent:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # closed
         finally:
+            self._ending.add(own)
             await subscription.close()
             writer.close()
 
