@@ -192,9 +192,8 @@ def test_purge_cancels_what_waits_and_leaves_what_is_due(shop: Shop) -> None:
     with sync.Producer(shop.endpoint) as producer:
         producer.send_batch("purged", [b"waits"] * 2_500, delay_ms=3_600_000)
     shop.send("note", "due")
-    own = {"BROKER": shop.broker, "QUEUE": shop.queue, "LOG": str(shop.log)}
     command = [sys.executable, "-m", "celery", "-A", "tests.client.support.celerytasks", "purge", "-f"]
-    run = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(command, env=shop.environment(), capture_output=True, text=True, timeout=120, check=True)
     assert "2500 messages" in run.stdout + run.stderr
     assert shop.pending() == 0
     with shop.worker("-c", "1") as worker:

@@ -113,7 +113,7 @@ def _checked(answer: frames.Frame) -> frames.Frame:
 
 
 class AgentProcess:
-    """The agent of this process for one cluster."""
+    """The agent of this process for one cluster. Raises ClusterRefused: settings that can't be used; AgentLost."""
 
     def __init__(self, endpoints: Sequence[str], access: Mapping[str, Any]) -> None:
         ours, its = socket.socketpair()
@@ -123,7 +123,12 @@ class AgentProcess:
         self.pid = self._process.pid
         self._socket = ours
         _OPEN.add(ours)
-        ours.sendall(frames.encode({"endpoints": list(endpoints), **access, "parent": os.getpid()}))
+        try:
+            Link(ours).call({"endpoints": list(endpoints), **access, "parent": os.getpid()})
+        except BaseException:
+            ours.close()
+            self._process.wait()
+            raise
 
     @property
     def running(self) -> bool:
@@ -142,8 +147,9 @@ class AgentProcess:
 
 
 def connect(endpoints: Sequence[str], access: Mapping[str, Any]) -> Link:
-    """A link to this process's agent for that cluster, which is started where none runs. Raises AgentLost.
+    """A link to this process's agent for that cluster, which is started where none runs.
 
+    Raises AgentLost, and ClusterRefused for settings that can't be used.
     access: tls (the fields of delayapi.credentials.Tls), token_file, token.
     """
     key = json.dumps([list(endpoints), dict(access)], sort_keys=True)

@@ -1,5 +1,5 @@
 """The agent: `python -m delayclient.agent.process FD`. FD: a socket on which the program sends one frame, its settings,
-and then a file descriptor for each link.
+and, once that is answered, a file descriptor for each link.
 """
 
 from __future__ import annotations
@@ -150,9 +150,15 @@ async def run(control: socket.socket) -> None:
         buffer += data
     options, parent = settings[0], settings[0].pop("parent")
     endpoints = options.pop("endpoints")
-    if "tls" in options:
-        options["tls"] = Tls(**options["tls"])
-    agent, loop, gone = Agent(endpoints, cast(Access, options)), asyncio.get_running_loop(), asyncio.Event()
+    try:
+        if "tls" in options:
+            options["tls"] = Tls(**options["tls"])
+        agent = Agent(endpoints, cast(Access, options))
+    except (ValueError, TypeError) as error:  # an endpoint, a file, or a name that tls does not have
+        control.sendall(frames.encode({"error": {"message": str(error), "code": "INVALID_ARGUMENT"}}))
+        return
+    control.sendall(frames.encode({}))
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
 
     def accept() -> None:
         data, descriptors, _, _ = socket.recv_fds(control, 64, 16)

@@ -56,7 +56,7 @@ class DelayBackend(BaseTaskBackend):
         return f"{self.option('topic_prefix')}{queue}"
 
     def link(self) -> Link:
-        """A new one. Raises AgentLost."""
+        """A new one. Raises ClusterRefused, AgentLost."""
         return connect(self.option("endpoints"), self._access)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:

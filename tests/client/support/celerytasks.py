@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -13,7 +14,7 @@ app.conf.update(
     task_ignore_result=True,
     task_default_queue=os.environ.get("QUEUE", "celery"),
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"lease": os.environ.get("LEASE", "2s")},
+    broker_transport_options=json.loads(os.environ.get("OPTIONS", "{}")),
 )
 
 

@@ -2,70 +2,87 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import delayclient.celery  # noqa: F401
 from celery import Celery
 from delayclient import sync
 
-from tests.client.support import celerytasks
-
+MODULE = "tests.client.support.celerytasks"
 READY_S = 30.0
 
 
 class Shop:
-    """An application on one topic: tasks are sent from here, workers run beside."""
+    """options: broker_transport_options, for who sends and for workers."""
 
-    def __init__(self, endpoint: str, queue: str, log: Path) -> None:
+    def __init__(self, endpoint: str, queue: str, log: Path, **options: Any) -> None:
         self.endpoint, self.queue, self.log = endpoint, queue, log
-        self.app: Celery = celerytasks.app
-        self.broker = f"delaycluster://{endpoint}"
-        self.app.conf.update(task_default_queue=queue, broker_url=self.broker)
+        self.broker, self.options = f"delaycluster://{endpoint}", options
+        self.app = Celery("sender", broker=self.broker, set_as_current=False)
+        self.app.conf.update(task_default_queue=queue, broker_transport_options=options)
 
-    def send(self, task: str, *args: object, **options: object):
-        return self.app.send_task(f"tests.client.support.celerytasks.{task}", args, queue=self.queue, **options)
+    def send(self, task: str, *args: object, **options: Any) -> Any:
+        return self.app.send_task(f"{MODULE}.{task}", args, queue=self.queue, **options)
 
-    @contextmanager
-    def worker(
-        self,
-        *words: str,
-        module: str = "tests.client.support.celerytasks",
-        folder: Path | None = None,
-        lease: str = "2s",
-    ):
-        own = {"BROKER": self.broker, "QUEUE": self.queue, "LOG": str(self.log), "LEASE": lease}
-        environment = os.environ | own
+    def environment(self, lease: str = "2s") -> dict[str, str]:
+        own = {"BROKER": self.broker, "QUEUE": self.queue, "LOG": str(self.log)}
+        return os.environ | own | {"OPTIONS": json.dumps({"lease": lease, **self.options})}
+
+    def start(self, *words: str, module: str = MODULE, folder: Path | None = None, lease: str = "2s") -> Any:
+        """A worker, which may not get as far as "ready". Its `said` is the file of its output."""
         command = [sys.executable, "-m", "celery", "-A", module, "worker", "-l", "INFO", *words]
         said = self.log.with_suffix(f".{time.monotonic_ns()}.worker")
         with open(said, "wb") as output:
             process = subprocess.Popen(
-                command, env=environment, cwd=folder, stdout=output, stderr=output, start_new_session=True
+                command,
+                env=self.environment(lease),
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
+        process.said = said  # type: ignore[attr-defined]
+        return process
+
+    @contextmanager
+    def worker(self, *words: str, **how: Any) -> Iterator[Any]:
+        process = self.start(*words, **how)
         try:
-            wait(lambda: " ready." in said.read_text(), said)
-            process.said = said  # type: ignore[attr-defined]
+            wait(lambda: " ready." in process.said.read_text(), process.said)
             yield process
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            finally:
-                with suppress(ProcessLookupError):  # what a killed one has left behind
-                    os.killpg(process.pid, signal.SIGKILL)
+            end(process)
 
     def lines(self, first: str = "") -> list[list[str]]:
-        text = self.log.read_text() if self.log.exists() else ""
-        return [line.split() for line in text.splitlines() if line.startswith(first)]
+        return lines_of(self.log, first)
 
     def pending(self) -> int:
         with sync.Admin(self.endpoint) as admin:
             return len(list(admin.list_pending(self.queue)))
+
+
+def end(worker: Any) -> None:
+    """With all its processes, what a killed one has left behind too."""
+    worker.terminate()
+    try:
+        worker.wait(20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+
+
+def lines_of(log: Path, first: str) -> list[list[str]]:
+    text = log.read_text() if log.exists() else ""
+    return [line.split() for line in text.splitlines() if line.startswith(first)]
 
 
 def wait(what: Callable[[], object], about: object = "", seconds: float = READY_S) -> None:
