@@ -150,17 +150,17 @@ class Channel(virtual.Channel):
             properties.setdefault("delivery_info", {})["redelivered"] = header["attempt"] > 1
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             _log.error("%s: not a message of Celery's, it is a dead letter now: %r", header["handle"], error)
-            self.settle("dead", tag)
+            self.settle("dead", tag, f"not a message of Celery's: {error!r}")
             return True
         if header["topic"] in self._no_ack:
             self.settle("ack", tag)
         self.connection._callbacks[queue](message)
         return True
 
-    def settle(self, op: str, tag: int) -> None:
+    def settle(self, op: str, tag: int, reason: str = "") -> None:
         if self.deliveries is None:
             raise NotReached("the channel is closed: what it did not acknowledge is delivered again")
-        reaching(self.deliveries.send, {"op": op, "tags": [tag]})
+        reaching(self.deliveries.send, {"op": op, "tags": [tag], "reason": reason})
 
     # -------------------------------------------------------------------------------------------- queues
 

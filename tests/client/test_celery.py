@@ -142,7 +142,7 @@ def test_task_of_a_worker_that_is_killed_alone_comes_again_after_the_backoff(sho
 
 def killed(shop: Shop, kill: Callable[[int, int], None], lease: str) -> None:
     with shop.worker("-c", "1", "-n", "a@%h", lease=lease) as first:
-        shop.send("long", "x", 3)
+        shop.send("stuck", "x")
         wait(lambda: shop.lines("begin"), first.said)
         with shop.worker("-c", "1", "-n", "b@%h", lease=lease) as second:
             kill(first.pid, signal.SIGKILL)

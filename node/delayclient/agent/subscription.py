@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 from delayapi.codec import decode_message_batch
 from delayapi.proto.delay.v1 import delay_pb2
+from delayapi.reasons import shortened
 from delayapi.wirefields import WireError
 
 from delayclient import tracing
@@ -74,7 +75,7 @@ class Subscription:
                 self._limit = header["messages"] or _UNLIMITED
             case "ack" | "retry" | "dead" | "give_back":
                 for delivery in filter(None, (self.deliveries.pop(tag, None) for tag in header["tags"])):
-                    delivery.queue.settle(op, delivery, header.get("backoff_ms", -1))
+                    delivery.queue.settle(op, delivery, header.get("reason", ""))
             case "leave":
                 self._stop(header["topic"])
             case _:
@@ -110,7 +111,7 @@ class Subscription:
         for lease in self._leases:
             lease.cancel()
         for delivery in self.deliveries.values():
-            delivery.queue.settle(op, delivery, -1)
+            delivery.queue.settle(op, delivery)
         self.deliveries.clear()
         await asyncio.gather(*(queue.flush() for queue in self._stopped))
 
@@ -148,7 +149,7 @@ class Subscription:
                 _log.warning("%r is not a message that an SDK has sent: it is a dead letter now", message)
                 self.tell("dead", {"tags": [tag]})
         for row in range(taken, len(batch)):
-            queue.settle("give_back", HeldDelivery(queue, batch[row].offset, batch[row].attempt), -1)
+            queue.settle("give_back", HeldDelivery(queue, batch[row].offset, batch[row].attempt))
 
     def fail(self, error: DelayError) -> None:
         """A poll has ended for good."""
@@ -243,18 +244,21 @@ class Queue:
 
     # ------------------------------------------------------------------------------------- settle, extend
 
-    def settle(self, op: str, delivery: HeldDelivery, backoff_ms: int) -> None:
-        """ack: done. retry: comes again after `backoff_ms` (-1: the group's), an attempt later. dead: a dead letter.
-        give_back: comes again at once, the same attempt.
+    def settle(self, op: str, delivery: HeldDelivery, reason: str = "") -> None:
+        """ack: done. retry: comes again after the group's backoff, an attempt later. dead: a dead letter. give_back:
+        comes again at once, the same attempt. reason: kept with what becomes a dead letter by this.
         """
+        reason = shortened(reason)
         offset, attempt = np.array([delivery.offset], np.int64), np.array([delivery.attempt], np.uint32)
         if op == "ack":
             self._acks.ack(delivery.offset)
         elif op == "retry":
-            self._acks.nack(offset, attempt, backoff_ms)
+            self._acks.nack(offset, attempt, -1, reason=reason)
         else:
             if op == "dead":
-                nack = delay_pb2.NackRequest(topic=self.topic, queue=self.queue, group=self.group, dead=True)
+                nack = delay_pb2.NackRequest(
+                    topic=self.topic, queue=self.queue, group=self.group, dead=True, reason=reason
+                )
                 nack.offset, nack.attempt = offset.tobytes(), attempt.tobytes()
                 call = self._call("Nack", nack, delay_pb2.NackResponse.FromString)
             else:

@@ -46,3 +46,11 @@ def long(self, name: str, seconds: float) -> None:
     say("begin", name, self.request.delivery_info["redelivered"])
     time.sleep(seconds)
     say("end", name)
+
+
+@app.task(bind=True, acks_late=True)
+def stuck(self, name: str) -> None:
+    """In its first attempt, until its worker is killed."""
+    say("begin", name, self.request.delivery_info["redelivered"])
+    time.sleep(0 if self.request.delivery_info["redelivered"] else 60)
+    say("end", name)

@@ -40,3 +40,11 @@ def long(context: Any, name: str, seconds: float) -> None:
     say("begin", name, context.attempt)
     time.sleep(seconds)
     say("end", name)
+
+
+@task(takes_context=True)
+def stuck(context: Any, name: str) -> None:
+    """In its first attempt, until its worker is killed."""
+    say("begin", name, context.attempt)
+    time.sleep(60 if context.attempt == 1 else 0)
+    say("end", name)

@@ -80,24 +80,25 @@ class Command(BaseCommand):
         link.call({"op": "close"})  # gives back what arrived and was not begun
 
     def _settle(self, link: Link, backend: DelayBackend, header: dict[str, Any], body: bytes) -> None:
+        error: BaseException | None
         try:
-            done = run(backend, body, header)
-        except ImportError as error:  # a worker of another version, beside this one or after it, may know it
-            _log.warning("%s: not a task of this version of the project, it comes again: %s", header["handle"], error)
-            op = "retry"
-        except BaseException:  # also an import that exits: what is not settled keeps its place for ever
+            error = run(backend, body, header)
+        except ImportError as unknown:  # a worker of another version, beside this one or after it, may know it
+            _log.warning("%s: not a task of this version of the project, it comes again: %s", header["handle"], unknown)
+            op, error = "retry", unknown
+        except BaseException as wrong:  # also an import that exits: what is not settled keeps its place for ever
             _log.exception("%s: not a task that this project can run, it is a dead letter now", header["handle"])
-            op = "dead"
+            op, error = "dead", wrong
         else:
-            op = "ack" if done else "retry" if backend.option("retry") else "dead"
+            op = "ack" if error is None else "retry" if backend.option("retry") else "dead"
         try:
-            link.send({"op": op, "tags": [header["tag"]]})
-        except AgentLost as error:
-            _log.warning("task %s may run again: %s", header["key"], error)
+            link.send({"op": op, "tags": [header["tag"]], "reason": "" if error is None else repr(error)})
+        except AgentLost as lost:
+            _log.warning("task %s may run again: %s", header["key"], lost)
 
 
-def run(backend: DelayBackend, body: bytes, header: dict[str, Any]) -> bool:
-    """Runs one task; false: it raised. Raises what is wrong with the message."""
+def run(backend: DelayBackend, body: bytes, header: dict[str, Any]) -> BaseException | None:
+    """Runs one task; returns what it raised. Raises what is wrong with the message."""
     message = json.loads(body)
     task = import_string(message["task"])
     if not isinstance(task, Task):
@@ -109,17 +110,18 @@ def run(backend: DelayBackend, body: bytes, header: dict[str, Any]) -> bool:
         object.__setattr__(result, name, value)
     task_started.send(DelayBackend, task_result=result)
     close_old_connections()
+    failed: BaseException | None
     try:
         context = [TaskContext(task_result=result)] if task.takes_context else []
         with tracing.processing(SimpleNamespace(**header), backend.option("group")):
             task.call(*context, *result.args, **result.kwargs)
-        status = TaskResultStatus.SUCCESSFUL
-    except BaseException:  # sys.exit() in a task ends the task, not its thread alone
+        failed, status = None, TaskResultStatus.SUCCESSFUL
+    except BaseException as error:  # sys.exit() in a task ends the task, not its thread alone
         _log.exception("task %s (%s) failed in attempt %d", result.id, message["task"], header["attempt"])
-        status = TaskResultStatus.FAILED
+        failed, status = error, TaskResultStatus.FAILED
     finally:
         close_old_connections()
     object.__setattr__(result, "finished_at", timezone.now())
     object.__setattr__(result, "status", status)
     task_finished.send(DelayBackend, task_result=result)
-    return bool(status == TaskResultStatus.SUCCESSFUL)
+    return failed
