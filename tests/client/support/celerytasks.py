@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import time
 
 import delayclient.celery  # noqa: F401
 from celery import Celery
+from celery.exceptions import Reject
 
 app = Celery("tests", broker=os.environ.get("BROKER", "delaycluster://127.0.0.1:1"))
 app.conf.update(
@@ -54,3 +56,25 @@ def stuck(self, name: str) -> None:
     say("begin", name, self.request.delivery_info["redelivered"])
     time.sleep(0 if self.request.delivery_info["redelivered"] else 60)
     say("end", name)
+
+
+@app.task(acks_late=True)
+def until(file: str) -> None:
+    """It is there."""
+    say("begin", file)
+    while not os.path.exists(file):
+        time.sleep(0.05)
+    say("end", file)
+
+
+@app.task(acks_late=True)
+def refuse(name: str, requeue: bool) -> None:
+    say("refuse", name, time.time())
+    raise Reject(name, requeue=requeue)
+
+
+@app.task(acks_late=True)
+def fatal() -> None:
+    """By a pool without processes of its own: to its worker."""
+    say("fatal")
+    os.kill(os.getpid(), signal.SIGKILL)
