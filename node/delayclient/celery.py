@@ -148,13 +148,20 @@ class Channel(virtual.Channel):
             properties = message["properties"]
             properties["delivery_tag"] = tag
             properties.setdefault("delivery_info", {})["redelivered"] = header["attempt"] > 1
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _log.error("%s: not a message of Celery's, it is a dead letter now: %r", header["handle"], error)
             self.settle("dead", tag, f"not a message of Celery's: {error!r}")
             return True
         if header["topic"] in self._no_ack:
             self.settle("ack", tag)
-        self.connection._callbacks[queue](message)
+        try:
+            self.connection._callbacks[queue](message)
+        except (*Transport.connection_errors, *Transport.channel_errors):
+            raise
+        except Exception as error:  # Celery raises at some headers that are no task's, and would end its worker by them
+            _log.exception("%s: the worker can't take this message, it comes again", header["handle"])
+            self.settle("retry", tag, repr(error))
+            self.qos._delivered.pop(tag, None)
         return True
 
     def settle(self, op: str, tag: int, reason: str = "") -> None:
