@@ -40,6 +40,7 @@ def what_fails(schedule: str, seed: int) -> str | None:
 
 RARE = {  # one seed in ten thousand meets them; the tests that their finding left
     "cuts_for_an_answer_to_what_it_said_earlier": "replica/test_follower.py -k earlier_cuts_nothing",
+    "takes_the_answer_to_its_write_for_the_latest_status": "replica/test_in_sync_writer.py",
     "cancels_a_cascade_with_who_waits_for_it": "replica/test_maintenance.py -k no_second_checkpoint",
 }
 PLANTED = """

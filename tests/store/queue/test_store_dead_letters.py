@@ -13,7 +13,7 @@ import pytest
 from delayapi.units import DAY_MS
 from delaynode.store import formats
 from delaynode.store.log.commit_log import CommitLog
-from delaynode.store.log.frames import Frame, FrameKind, GroupProgress
+from delaynode.store.log.frames import SINCE_FORMAT, Frame, FrameKind, GroupProgress
 from delaynode.store.maintenance import persist
 from delaynode.store.queue import consumers, dead_letters, groups
 from delaynode.store.queue.consume_queue import QUEUED
@@ -143,7 +143,7 @@ def test_a_dead_letter_keeps_the_reason_of_the_nack_that_made_it_one() -> None:
 
 
 def test_no_reason_is_written_while_a_node_does_not_read_its_frames() -> None:
-    world = dying(1, dead=0, format=formats.NEWEST - 1)
+    world = dying(1, dead=0, format=SINCE_FORMAT[FrameKind.DEAD_REASON] - 1)
     world.nack("g", [(0, 1)], 0, reason="status 503")
     assert reasons_of(world) == {0: ""}
 

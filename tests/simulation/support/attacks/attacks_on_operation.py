@@ -121,6 +121,7 @@ def switchover_whose_old_master_hears_of_nothing_more(seed: int) -> None:
 def a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake(seed: int) -> None:
     with cluster(seed, nodes=3) as run:
         slave = run.slaves()[0]
+        copy = run.replica(slave).local.storage.replica_id
         spare = next(node for node in run.world.machines if node not in run.shard().spec.replicas)
         run.world.machines[slave].weather.lag_ns = 3 * SECOND  # it sees all of this late
         run.move("t-0", (run.master(), spare))
@@ -129,6 +130,7 @@ def a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake(seed: int)
         run.until(lambda: slave in run.shard().spec.replicas, 10, "it is wanted again")
         run.until(run.healthy, 40, "and has a copy that is in sync")
         run.world.run(6.0)
+        assert run.replica(slave).local.storage.replica_id == copy, "the copy that was wanted again"
 
 
 @attack
@@ -205,7 +207,7 @@ def term_that_never_begins_commits_nothing(seed: int) -> None:
         assert run.status().in_sync == (run.replica(master).local.storage.replica_id,), "it is to lead alone"
         shard = run.replica(master).local.shard
         assert shard is not None
-        assert shard.committed_offset <= committed
+        assert shard.committed_offset <= committed, "it has committed nothing"
 
 
 @attack

@@ -8,18 +8,19 @@ from unittest.mock import ANY
 
 from delaynode.clock import GuardedClock
 from delaynode.node.node import Node
-from delaynode.replica import leadership
-from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica import follower, leadership, replica, replicas
+from delaynode.replica.follower import ReplicaFollower, refuse_unknown
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.leadership import Leadership
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication import shipping
-from delaynode.replication.shipping import Shipping
+from delaynode.replication.protocol import Follow, Message
 from delaynode.replication.term import in_sync_rule
 from delaynode.replication.term.in_sync_writer import InSyncWriter
 from delaynode.replication.term.leader import Leader
+from delaynode.replication.transport.peers import Origin
 from delaynode.store.errors import Damaged
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.maintenance import persist
@@ -27,7 +28,7 @@ from delaynode.store.queue.producers import Producers
 from delaynode.store.shard import Shard
 from delayoperator.control_loop import replica_queries
 from delayoperator.plan import moves, planner, replica_health, term
-from delayregistry.model import ShardObject, ShardStatus
+from delayregistry.model import ShardObject, ShardSpec, ShardStatus
 
 from tests.simulation.support.control import Supervisor
 from tests.simulation.support.mutations.planting import DEPOSED, LACKS, NOBODY, TWO, UNCOMMITTED, Put, mutation
@@ -57,16 +58,27 @@ def tells_of_commits_before_its_log_is_applied(put: Put) -> None:
     put(Leader, "begin", tells)
 
 
-@mutation(None, "no master, takes .* for committed", seeds=(106930,))
-def tells_of_commits_before_the_term_has_begun(put: Put) -> None:
-    """A copy may have applied its log in a term that never began, as its object was deleted meanwhile."""
-    make = Shipping.__init__
+@mutation("term_that_never_begins_commits_nothing", "no master, takes .* for committed")
+def applies_its_log_before_the_registry_names_the_term(put: Put) -> None:
+    """Which commits it, in a term that may never begin."""
+    lead = Leadership._lead
 
-    def tells(self: Shipping, uid: int, epoch: int, log: CommitLog, *more: Any) -> None:
-        make(self, uid, epoch, log, *more)
-        self.committed_offset = log.committed_offset
+    async def early(self: Leadership, shard: Shard, spec: ShardSpec, status: ShardStatus | None) -> None:
+        if status is None or set(status.in_sync) == {self._copy.storage.replica_id}:
+            await self._copy.storage.apply_all()
+        await lead(self, shard, spec, status)
 
-    put(Shipping, "__init__", tells)
+    put(Leadership, "_lead", early)
+
+
+@mutation("copy_that_went_and_is_wanted_again_behind_its_masters_back_is_made_anew", "moved back")
+def tells_only_a_master_that_asks_that_a_copy_is_gone(put: Put) -> None:
+    def answer(origin: Origin, message: Message) -> None:
+        if isinstance(message, Follow):
+            refuse_unknown(origin, message)
+
+    for module in (follower, replica, replicas):
+        put(module, "refuse_unknown", answer)
 
 
 @mutation(None, "healthy again: t-0: 2 in sync", seeds=(412,))
@@ -146,7 +158,7 @@ def chooses_from_outside_the_in_sync_set(put: Put) -> None:
     put(Leadership, "_unclean", lambda self: True)
 
 
-@mutation("a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake", "healthy again: t-0: 1 in sync")
+@mutation("a10_node_that_leaves_and_is_wanted_again_keeps_nothing_by_mistake", "the copy that was wanted again")
 def leaves_by_a_stale_reading_of_the_registry(put: Put) -> None:  # A10 a
     async def read(self: Replica) -> ShardObject:
         return self.local.object
