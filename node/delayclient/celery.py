@@ -57,6 +57,18 @@ class QoS(virtual.QoS):
         return []
 
 
+def check_limits(found: Any) -> None:
+    """A task's time limits. Raises ValueError, TypeError.
+
+    Celery looks at them once the task has its place in the pool, and by an error there that place is lost: after as
+    many as the pool has processes the worker works on nothing any more.
+    """
+    soft, hard = (None, None) if found is None else found
+    for limit in (soft, hard):
+        if limit is not None and not isinstance(limit, int | float):
+            raise ValueError(f"timelimit {found!r}: two numbers of seconds or null are expected")
+
+
 class Channel(virtual.Channel):
     """One link to the agent for calls, and one for deliveries once it consumes."""
 
@@ -148,6 +160,7 @@ class Channel(virtual.Channel):
             properties = message["properties"]
             properties["delivery_tag"] = tag
             properties.setdefault("delivery_info", {})["redelivered"] = header["attempt"] > 1
+            check_limits(message["headers"].get("timelimit"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _log.error("%s: not a message of Celery's, it is a dead letter now: %r", header["handle"], error)
             self.settle("dead", tag, f"not a message of Celery's: {error!r}")

@@ -28,7 +28,7 @@ def endpoint(real_cluster: LocalCluster) -> str:
 @pytest.fixture(scope="session")
 def task_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A real node with topics for one test of Celery's or Django's tasks each; what fails there dies at attempt 3."""
-    celery = ("rows", "fatal", "own-held", "spoiled")
+    celery = ("rows", "fatal", "own-held", "spoiled", "limits")
     django = ("own-timed", "failing", "killed", "long", "spoiled")
     names = [*(f"c-{name}" for name in celery), *(f"d-{name}" for name in django)]
     topics = [TopicSpec(name, 2, max_attempts=3) for name in names]

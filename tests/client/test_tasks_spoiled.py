@@ -102,6 +102,20 @@ def test_spoiled_messages_end_no_worker_and_each_is_settled(
         assert all(one.dead_reason for one in dead)
 
 
+def test_time_limits_that_are_none_cost_no_place_in_the_pool(task_cluster: LocalCluster, tmp_path: Path) -> None:
+    """Celery's own semaphore lost one by each, and had as many as processes."""
+    it = Shop(task_cluster.endpoints[0], "c-limits", tmp_path / "log")
+    with sync.Producer(it.endpoint) as producer, sync.Admin(it.endpoint) as admin, it.worker() as worker:
+        for wrong in (2**70, 1e300, [1], ["a", None], {"a": 1, "b": 2}):
+            message = json.loads(json.dumps(CELERY))
+            message["headers"]["timelimit"] = wrong
+            producer.send("c-limits", json.dumps(message).encode())
+        for _ in range(4):
+            it.send("note", "after")
+        wait(lambda: len(it.lines("after")) == 4, worker.said)
+        assert len(list(admin.dead_letters("c-limits", "celery"))) == 5
+
+
 def test_spoiled_frames_end_a_link_or_are_refused_and_other_links_go_on(task_cluster: LocalCluster) -> None:
     agent = AgentProcess([task_cluster.endpoints[0]], {})
     rng, other = random.Random(SEED), agent.link()

@@ -103,6 +103,8 @@ class Agent:
         return {}
 
     async def _send(self, body: bytes, topic: str, **message: Any) -> dict[str, Any]:
+        if not isinstance(topic, str):  # the producer would wait for its route
+            raise TypeError(f"topic {topic!r}: a name is expected")
         return {"handle": (await self._producer.send(topic, body, **message)).handle}
 
     async def _cancel(self, key: str, prefix: str = "", topic: str = "") -> dict[str, Any]:
