@@ -85,6 +85,12 @@ def test_worker_holds_as_many_as_it_prefetches_and_what_it_has_is_not_revoked(
     assert len(shop.lines("begin")) == 7
 
 
+def held(shop: Shop) -> int:
+    """How many messages a worker has."""
+    with sync.Admin(shop.endpoint) as admin:
+        return sum(queue.in_flight for queue in admin.groups(shop.queue, "celery"))
+
+
 def test_task_that_kills_its_worker_each_time_is_a_dead_letter_in_the_end(
     task_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -95,6 +101,7 @@ def test_task_that_kills_its_worker_each_time_is_a_dead_letter_in_the_end(
         try:
             wait(lambda: worker.poll() is not None, worker.said)  # noqa: B023
             assert len(shop.lines("fatal")) == attempt
+            wait(lambda: not held(shop), worker.said)  # its agent lives on, and is killed below
         finally:
             end(worker)
     wait(lambda: dead_keys(shop) == {task.id})

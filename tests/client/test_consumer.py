@@ -403,24 +403,24 @@ def test_message_that_is_worked_on_for_long_is_kept_until_it_is_done(how: str) -
     async def main() -> None:
         async with (
             world(queues=2, messages=6) as (node, groups),
-            Consumer(node.endpoint, "t", "g", invisible="400ms", max_lease="10s") as consumer,
+            Consumer(node.endpoint, "t", "g", invisible="800ms", max_lease="10s") as consumer,
         ):
             if how == "message":
                 for _ in range(6):
                     message = await consumer.receive(5)
                     assert message is not None
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(1.0)
                     message.ack()
             elif how == "batch":
                 left = 6
                 while left:
                     batch = await consumer.receive_batch(5)
                     assert batch is not None
-                    await asyncio.sleep(1.0)
+                    await asyncio.sleep(2.0)
                     batch.ack()
                     left -= len(batch)
             else:
-                running = asyncio.create_task(consumer.run(lambda message: asyncio.sleep(1.5), concurrency=6))
+                running = asyncio.create_task(consumer.run(lambda message: asyncio.sleep(2.5), concurrency=6))
                 await until_acked(groups)
                 consumer.stop()
                 await running
@@ -429,7 +429,7 @@ def test_message_that_is_worked_on_for_long_is_kept_until_it_is_done(how: str) -
             for queue in groups.queues:
                 assert {attempt for _, attempt in queue.handed_out} == {1}
             before = node.came["Extend"]
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             assert node.came["Extend"] == before, "what is done is not extended"
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ from celery import Celery
 from delayclient import sync
 
 MODULE = "tests.client.support.celerytasks"
-READY_S = 30.0
+READY_S = 60.0
 
 
 class Shop:
