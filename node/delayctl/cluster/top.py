@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 MINUTES: Final = 60
 MIN_INTERVAL_MS: Final = 500
-QUIT: Final = b"qQ"
+INTERRUPT: Final = b"\x03"  # Ctrl-C
+QUIT: Final = b"qQ" + INTERRUPT
+INTERRUPTED: Final = 130  # exit status
 CALL_TIMEOUT: Final = "30s"
 LOOK_TIMEOUT: Final = "5s"  # of a call of a live look: that a node is away is to be said soon
 WIDE: Final = 160  # columns of a terminal that has room for the coming hour
@@ -139,10 +141,9 @@ def top(settings: CommandSettings, topic: str | None, interval: int, count: int 
     live = sys.stdout.isatty() and not settings.as_json
     looks = count or (None if live else 2)
 
-    async def shown(admin: Admin) -> None:
+    async def shown(admin: Admin) -> int | None:
         if live:
-            await _live(admin, topic or "", interval / 1000, looks)
-            return
+            return await _live(admin, topic or "", interval / 1000, looks)
         before: Sample | None = None
         for left in reversed(range(looks or 1)):
             now = await sample(admin, topic or "")
@@ -154,11 +155,13 @@ def top(settings: CommandSettings, topic: str | None, interval: int, count: int 
             before = now
             if left:
                 await asyncio.sleep(interval / 1000)
+        return None
 
     run_admin(settings, shown, LOOK_TIMEOUT if live else CALL_TIMEOUT)
 
 
-async def _live(admin: Admin, topic: str, interval_s: float, looks: int | None) -> None:
+async def _live(admin: Admin, topic: str, interval_s: float, looks: int | None) -> int | None:
+    """Returns the exit status, None for 0."""
     from rich.live import Live
 
     with Live(auto_refresh=False, screen=looks is None) as live, keys_pressed() as pressed:
@@ -166,12 +169,15 @@ async def _live(admin: Admin, topic: str, interval_s: float, looks: int | None) 
         looking = asyncio.create_task(_look_on(admin, topic, interval_s, looks, screen))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGWINCH, screen.draw)
+        loop.add_signal_handler(signal.SIGINT, pressed.put_nowait, INTERRUPT)  # it ends as q does
         quitting = asyncio.create_task(_awaited(pressed, QUIT))
         try:
             await asyncio.wait((looking, quitting), return_when=asyncio.FIRST_COMPLETED)
             if looking.done():
                 looking.result()
+            return INTERRUPTED if quitting.done() and INTERRUPT in quitting.result() else None
         finally:
+            loop.remove_signal_handler(signal.SIGINT)
             loop.remove_signal_handler(signal.SIGWINCH)
             looking.cancel()
             quitting.cancel()
@@ -221,7 +227,7 @@ class _Screen:
 
 @contextmanager
 def keys_pressed() -> Iterator[asyncio.Queue[bytes]]:
-    """Keys of the terminal as they are pressed, not shown; without one there are none. Ctrl-C stays Ctrl-C."""
+    """Keys of the terminal as they are pressed, not shown; without one there are none. Ctrl-C stays a signal."""
     pressed = asyncio.Queue[bytes]()
     if not sys.stdin.isatty():
         yield pressed
@@ -244,10 +250,11 @@ def keys_pressed() -> Iterator[asyncio.Queue[bytes]]:
         termios.tcsetattr(file, termios.TCSADRAIN, kept)
 
 
-async def _awaited(pressed: asyncio.Queue[bytes], keys: bytes) -> None:
-    """Until one of the keys is pressed."""
-    while not set(await pressed.get()) & set(keys):
+async def _awaited(pressed: asyncio.Queue[bytes], keys: bytes) -> bytes:
+    """Until one of the keys is pressed; what was."""
+    while not set(found := await pressed.get()) & set(keys):
         pass
+    return found
 
 
 def lines(now: Sample, before: Sample | None) -> list[dict[str, Any]]:
