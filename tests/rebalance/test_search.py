@@ -131,6 +131,18 @@ def test_no_move_is_made_that_could_be_left_out(problem: SearchProblem) -> None:
         assert needed or not keeps_copies(problem, without), "the node that it moves to can spare it"
 
 
+def test_a_node_gives_a_copy_back_that_the_plan_gave_it() -> None:
+    """It had none of its own. The one move that may be made lowers one of two highest loads, which helps nobody."""
+    slots = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]])
+    home = np.array([0, 0, 1, 1])
+    problem = SearchProblem(
+        loads=np.array([[0.0, 2.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), vectors=slots, home=home, at=home,
+        allowed=np.ones((4, 4), np.bool_), holds=np.arange(4) == home[:, None], bytes=np.zeros(4, np.int64),
+        copies=np.array([2, 2, 0, 0]), min_copies=1, target=1.0, max_moves=1,
+    )  # fmt: skip
+    assert search(problem).tolist() == home.tolist()
+
+
 def test_the_search_finds_the_best_of_nearly_all_small_cases() -> None:
     rng = np.random.default_rng(1)
     ratios = []

@@ -38,7 +38,7 @@ class SearchProblem:
     holds: Bool  # [C, N] nodes that have a copy now
     bytes: I64  # [C] that a move copies
     copies: I64  # [N] copies of all shards on a node, as it is with `at`
-    min_copies: int  # a node that has no more gives none away
+    min_copies: int  # a node that has no more gives none of its own away
     target: float  # the search ends when the highest load is down to this
     max_moves: int  # candidates whose node is not their home
 
@@ -153,7 +153,7 @@ class _State:
         # Where the copy is that the load's way to a node may move: a node that has one gets none.
         now = np.where(problem.holds[shards, self.at[shards]], home, self.at[shards])
         then = np.where(problem.holds[np.ix_(shards, nodes)], home[:, None], nodes)
-        enough = self.copies[now] > problem.min_copies
+        enough = self.copies[now] > np.minimum(problem.min_copies, problem.copies[now])  # it may give back what it got
         return np.asarray(problem.allowed[np.ix_(shards, nodes)] & ((now[:, None] == then) | enough[:, None]))
 
     def _copy_at(self, shard: int, node: int) -> int:
