@@ -8,7 +8,7 @@ import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-TOPICS = [TopicSpec(f"sink{at}", 2, max_attempts=6) for at in range(16)] + [TopicSpec("dead", 1)]
+TOPICS = [TopicSpec(f"sink{at}", 2, max_attempts=6) for at in range(24)] + [TopicSpec("dead", 1)]
 
 
 @pytest.fixture(scope="session")
