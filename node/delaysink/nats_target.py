@@ -13,7 +13,7 @@ from delaysink import events
 from delaysink.events import OutgoingMessage, Undeliverable
 from delaysink.nats_credentials import parse_credentials
 from delaysink.outcome import Attempt, Verdict
-from delaysink.secret_file import ParsedSecret
+from delaysink.secret_file import BadSecret, ParsedSecret
 from delaysink.settings import BadSink, NatsSettings
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class NatsTarget:
         key = settings.credentials
         self._credentials = None if key is None else ParsedSecret(secrets / key.path, parse_credentials)
         self._client: Client | None = None
+        self._opening = asyncio.Lock()
 
     @property
     def problem(self) -> str:
@@ -52,18 +53,27 @@ class NatsTarget:
             self._credentials.value()
 
     async def open(self) -> None:
-        if self._client is not None:
-            return
+        await self._connected()
+
+    async def _connected(self) -> Client:
+        """The client; a new one when NATS refused the one before while it was connected: nats-py then closes it for
+        good. Raises ConnectionError, BadSecret."""
+        async with self._opening:
+            if self._client is None or self._client.is_closed:
+                self._client = await self._connect()
+            return self._client
+
+    async def _connect(self) -> Client:
         more: dict[str, Any] = {}
         self.check_secrets()
         if (credentials := self._credentials) is not None:
             more["user_jwt_cb"] = lambda: credentials.value().jwt  # asked for each connection
             more["signature_cb"] = lambda nonce: credentials.value().signature(nonce)
-        said: list[str] = []
+        said: dict[str, None] = {}  # of all attempts, each once: a refusal may also end as a reset connection
 
         async def tell(error: Exception) -> None:
-            if self._client is None:  # later each delivery has its own error
-                said[:] = [str(error) or type(error).__name__]
+            if client is not self._client:  # later each delivery has its own error
+                said[str(error) or type(error).__name__] = None
 
         client = self._new_client()
         connecting = client.connect(
@@ -72,19 +82,21 @@ class NatsTarget:
             error_cb=tell,
             **more,
         )
+        why = ""
         try:
             await asyncio.wait_for(connecting, self._timeout_s)
         except (self._errors.Error, ValueError, OSError, TimeoutError) as error:
-            await client.close()
-            servers, why = ", ".join(self._settings.servers), (said or [str(error)])[0] or "no answer"
-            raise ConnectionError(f"NATS at {servers} within {self._timeout_s:g} s: {why}"[:500]) from None
-        self._client = client
+            why = str(error) or "no answer"
+        if client.is_connected:  # connect() also returns when NATS has closed the connection without a word
+            return client
+        await _end(client)
+        servers, why = ", ".join(self._settings.servers), "; ".join(said) or why or "it closed the connection"
+        raise ConnectionError(f"NATS at {servers} within {self._timeout_s:g} s: {why}"[:500])
 
     def receiver(self, message: OutgoingMessage) -> str:
         return ""
 
     async def deliver(self, message: OutgoingMessage) -> Attempt:
-        assert self._client is not None
         try:
             kind = events.content_type(message, "application/octet-stream")
             found = events.attributes(message, self._settings.source, self._settings.type)
@@ -92,11 +104,15 @@ class NatsTarget:
             return Attempt(Verdict.IMPOSSIBLE, str(error))
         headers = {**events.binary_headers(found), **events.trace_context(message)}
         headers |= {"content-type": kind, MESSAGE_ID: message.id}
-        if len(message.body) > self._client.max_payload:
-            limit = self._client.max_payload
+        try:
+            client = await self._connected()
+        except (ConnectionError, BadSecret) as error:
+            return Attempt(Verdict.FAILED, str(error))
+        if len(message.body) > client.max_payload:
+            limit = client.max_payload
             return Attempt(Verdict.IMPOSSIBLE, f"NATS takes {limit:,} bytes at most; it has {len(message.body):,}")
         try:
-            await self._client.jetstream(timeout=self._timeout_s).publish(
+            await client.jetstream(timeout=self._timeout_s).publish(
                 self._settings.subject, message.body, headers=headers
             )
         except TimeoutError:
@@ -107,5 +123,10 @@ class NatsTarget:
 
     async def close(self) -> None:
         if self._client is not None:
-            await self._client.close()
+            await _end(self._client)
             self._client = None
+
+
+async def _end(client: Client) -> None:
+    # Where nats-py reconnects at this moment, its close() is cancelled by the reconnecting that it cancels.
+    await asyncio.wait([asyncio.create_task(client.close())])

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 from delayclient.admin.admin import Admin
 from delayclient.producer.producer import Producer
 from delaylocal import LocalCluster
+from delaysink.nats_target import NatsTarget
+from delaysink.settings import NatsSettings
 
 from e2e.cluster.golang import go_command, go_environment
 from tests.sinks.support.nats_keys import NatsOperator
@@ -167,8 +170,7 @@ def test_credentials_are_shown_to_nats_and_what_is_wrong_with_them_is_said(
                     await sink.until(state="SecretUnusable")
                     path.parent.mkdir()
                     path.write_text(stranger.credentials)
-                    report = await sink.until(state="NotReachable")
-                    assert "Authorization Violation" in report["message"]
+                    await sink.until(state="NotReachable", says="Authorization Violation")
                     path.write_text(operator.credentials)
                     await sink.until(delivered=5)
                     path.write_text("no credentials")  # replaces none that was good
@@ -185,3 +187,62 @@ def test_credentials_are_shown_to_nats_and_what_is_wrong_with_them_is_said(
                     assert await sink.end() == 0
 
     asyncio.run(main())
+
+
+def test_credentials_that_expire_while_connected_are_replaced_without_a_restart(
+    cluster: LocalCluster, topic: str, tmp_path: Path, port: int, program: str
+) -> None:
+    operator = NatsOperator()
+    nats_spec = {
+        "servers": [f"nats://127.0.0.1:{port}"], "subject": "orders.due", "timeout": "3s",
+        "credentials": {"secret": {"name": "orders-nats", "key": "user.creds"}},
+    }  # fmt: skip
+    spec = {"topic": topic, "nats": nats_spec}
+    path = tmp_path / "orders-nats" / "user.creds"
+    path.parent.mkdir()
+
+    async def main() -> None:
+        async with Producer(cluster.endpoints[0]) as producer:
+            with server(program, tmp_path / "nats", port, operator.configuration) as url:
+                await make_stream(url, **operator.access)
+                expire_s = int(time.time()) + 20
+                path.write_text(operator.credentials_until(expire_s))
+                async with SinkProcess(tmp_path, cluster.endpoints[0], "n", spec) as sink:
+                    await producer.send(topic, b"in time")
+                    await sink.until(delivered=1)
+                    await asyncio.sleep(max(0.0, expire_s + 2 - time.time()))
+                    await producer.send(topic, b"too late")
+                    report = await sink.until(failed=1)
+                    assert "xpired" in report["failures"][-1]["why"] or "Auth" in report["failures"][-1]["why"]
+                    path.write_text(operator.credentials)
+                    await sink.until(delivered=2)
+                    assert [it.data for it in await stored(url, 2, **operator.access)] == [b"in time", b"too late"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rude", [True, False])
+def test_a_connection_that_nats_ends_without_a_word_is_no_connection(tmp_path: Path, rude: bool) -> None:
+    """As when it closes a refused one before it has read all that the client sent."""
+    refusals = iter([b"-ERR 'Authorization Violation'\r\n"])
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"auth_required": true}\r\n')
+        await reader.readuntil(b"PING\r\n")
+        writer.write(next(refusals, b""))
+        await writer.drain()
+        if rude:
+            writer.transport.abort()
+        writer.close()
+
+    async def main() -> str:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listener:
+            port = listener.sockets[0].getsockname()[1]
+            target = NatsTarget(NatsSettings((f"nats://127.0.0.1:{port}",), "due", "", "", None, 3_500), tmp_path)
+            with pytest.raises(ConnectionError) as refused:
+                await target.open()
+            with pytest.raises(StopIteration):
+                next(refusals)
+            return str(refused.value)
+
+    assert "'Authorization Violation'" in asyncio.run(main())

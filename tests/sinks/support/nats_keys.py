@@ -38,11 +38,13 @@ class Key:
     def sign(self, content: str) -> bytes:
         return self._key.sign(content.encode())
 
-    def jwt_of(self, other: Key, **more: Any) -> str:
-        """What this one says of the other."""
+    def jwt_of(self, other: Key, until_s: int = 0, **more: Any) -> str:
+        """What this one says of the other, for ever or until a time."""
         kind = _KINDS[other._kind]
         head = {"typ": "JWT", "alg": "ed25519-nkey"}
         claims = {"iat": 1, "iss": self.public, "sub": other.public, "name": kind}
+        if until_s:
+            claims["exp"] = until_s
         claims["nats"] = {"type": kind, "version": 2, **more}
         content = ".".join(_url_safe(json.dumps(it).encode()) for it in (head, claims))
         return f"{content}.{_url_safe(self.sign(content))}"
@@ -71,8 +73,15 @@ class NatsOperator:
     @property
     def credentials(self) -> str:
         """A .creds file."""
+        return self._file_of(self.user_jwt)
+
+    def credentials_until(self, until_s: int) -> str:
+        """Which are refused from then on, in seconds since 1970: the server ends their connections."""
+        return self._file_of(self._account.jwt_of(self.user, until_s, subs=-1, data=-1, payload=-1))
+
+    def _file_of(self, jwt: str) -> str:
         return (
-            f"-----BEGIN NATS USER JWT-----\n{self.user_jwt}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
             "************************* IMPORTANT *************************\n"
             f"-----BEGIN USER NKEY SEED-----\n{self.user.seed}\n------END USER NKEY SEED------\n"
         )
