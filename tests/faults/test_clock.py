@@ -101,7 +101,7 @@ def test_a_step_of_an_hour_ahead_releases_nothing_early_until_it_is_accepted(nod
     assert event["text"].startswith("clock: 3600.")
 
     node.cluster.kill("n0")  # another process believes it no more than this one did
-    poll("the node is there again", lambda: not node.cluster.unready(), 30)
+    wait_served(node.cluster)
     assert node.gauge("delay_clock_disbelieved_seconds") > 3_599
     assert shard.stored()[0] == 3
     asked = time.monotonic()
