@@ -14,27 +14,15 @@ from urllib.parse import quote, urlencode, urlsplit
 import pytest
 from delayclient.admin.schedules import Schedule
 from delayclient.sync import Admin, Consumer, Producer
-from delayconsole.pages.sinks import sink_row
 from delaylocal import LocalCluster
 from playwright.sync_api import Browser, Page, Route
 
 from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser, until
 from tests.console.support.console_process import running_console
+from tests.console.support.evil import MARKUP, TEXTS, every, harmless
 from tests.console.support.lying_node import lying_node
 
 pytestmark = needs_browser()
-TEXTS = (
-    "<script>window.ran=1</script></script><img src=x onerror=window.ran=2><!--><script>window.ran=3</script>-->",
-    '"><svg onload=window.ran=4>\' onfocus=\'window.ran=5\' autofocus x=\'" onmouseover="window.ran=6" x="',
-    "javascript:window.ran=7//{{ 7*191 }}{% for it in [1] %}{{ cycler.__init__ }}{% endfor %}&lt;b&gt;",
-    '" hx-get="/nodes" hx-trigger="load" hx-on:click="window.ran=8" x="',
-)
-MARKUP = (
-    "main script:not(#picture), main img, main svg:not(.strip), main iframe, main style, [onerror], [onload], "
-    "[onfocus], [onmouseover], [hx-get]:not(#live), [hx-trigger]:not(#live), [autofocus], [style*='position:fixed'], "
-    "a[href^='javascript:' i]"
-)
-every = pytest.mark.parametrize("text", TEXTS, ids=("markup", "attributes", "link and template", "htmx"))
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +39,6 @@ def seen(cluster: LocalCluster, pictures: Path, chrome: Browser) -> Iterator[Con
         made.context.set_default_timeout(10_000)
         yield made
         made.close()
-
-
-def harmless(seen: ConsoleBrowser, *texts: str) -> None:
-    """All of these are in the page as text, and no part of one is markup or has run."""
-    page, shown = seen.page, seen.page.inner_text("main")
-    for text in texts:
-        assert text in shown
-    assert "1337" not in shown, "no template is filled in twice"
-    page.mouse.move(300, 200)
-    for at in page.locator("main input:visible, main a:visible, main button:visible").all()[:10]:
-        at.focus()
-    assert page.evaluate("window.ran ?? null") is None
-    assert page.locator(MARKUP).count() == 0
-    assert seen.errors == []
 
 
 def test_the_browser_would_run_what_is_not_escaped(seen: ConsoleBrowser) -> None:
@@ -210,11 +184,3 @@ def test_a_line_of_the_audit_log(seen: ConsoleBrowser, endpoint: str, cluster: L
     seen.confirm("once, now?")
     seen.open(f"/audit?{urlencode({'event': 'audit-console', 'text': text[:20]})}")
     harmless(seen, f"audited {text} has fired" if "'" not in text and '"' not in text else "has fired")
-
-
-def test_a_sink_from_elsewhere_is_texts_alone() -> None:
-    """Of whatever shape its fields are. No browser has seen such a one yet."""
-    for text in TEXTS:
-        row = sink_row({"metadata": {"name": text}, "spec": {"http": {"url": text}, "topic": [text]}, "status": text})
-        assert all(isinstance(it, str) for it in row.values())
-        assert row["target"] == text

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from delayclient.sync import Producer
+from delayconsole.pages.sinks import sink_row
 
 from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser, until
 from tests.console.support.console_process import running
+from tests.console.support.evil import every, harmless
 from tests.console.support.kube_world import ALICE, NotingApiServer, PodCluster
 from tests.kube.fakekinds import find
 from tests.kube.nodes import CLUSTER, NAMESPACE
@@ -50,6 +52,15 @@ def kubeconfig(server: NotingApiServer, tmp_path_factory: pytest.TempPathFactory
 def chrome() -> Iterator[Any]:
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def without_policy(cluster: PodCluster, kubeconfig: Path, pictures: Path, chrome: Any) -> Iterator[ConsoleBrowser]:
+    """The browser heeds no Content-Security-Policy: a script that got into a page would run."""
+    with running(["--kube", f"{NAMESPACE}/{CLUSTER}"], {"KUBECONFIG": str(kubeconfig)}) as link:
+        made = ConsoleBrowser(chrome, link, pictures, bypass_csp=True)
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +199,23 @@ def test_a_plan_is_asked_for_approved_and_stopped_by_annotations(seen: ConsoleBr
     assert annotations()["delaycluster.io/rebalance"] == "stop"
 
 
+@every
+def test_a_plan_from_elsewhere(without_policy: ConsoleBrowser, server: NotingApiServer, text: str) -> None:
+    kind, metadata = find("delayrebalances"), {"name": REBALANCE}
+    if not server.list("delayrebalances", NAMESPACE):
+        server.store.create(kind, NAMESPACE, {"metadata": metadata, "spec": {"cluster": CLUSTER}})
+    move = {"shard": text, "from": text, "to": text, "replicas": [text, "n0"], "bytes": 1, "messages": 7}
+    done = {**move, "state": "Failed", "message": text, "reason": text}
+    plan = {"hash": text[:100], "expiresAt": "2100-01-01T00:00:00Z", "moves": [move, done]}
+    conditions = [{"type": "Ready", "status": "False", "reason": text, "message": text}]
+    status = {"state": "ProposalReady", "plan": plan, "conditions": conditions, "message": text}
+    server.store.patch(kind, NAMESPACE, REBALANCE, {"status": status}, sub="status")
+    without_policy.open("/rebalance")
+    harmless(without_policy, text)
+    without_policy.page.click("main button:text-is('Approve')")
+    harmless(without_policy, text[:100])
+
+
 def sink(name: str, target: dict[str, Any], reason: str, message: str, **spec: Any) -> dict[str, Any]:
     ready = "True" if reason == "Delivering" else "False"
     return {
@@ -226,3 +254,27 @@ def test_sinks_are_shown_as_their_pods_say(seen: ConsoleBrowser, server: NotingA
     page.click("text=retries")
     seen.errors.clear()
     assert "retries" in seen.text()
+
+
+@every
+def test_a_sink_from_elsewhere(without_policy: ConsoleBrowser, server: NotingApiServer, text: str) -> None:
+    """Of whatever shape its fields are: the API server's schema is not the console's to trust."""
+    kind = find("delaysinks")
+    for target in ({"http": {"url": text}}, {"kafka": {"topic": text}}, {"nats": {"servers": [text], "subject": text}}):
+        (of,) = target
+        made = sink(f"evil-{of}", target, text, text, group=text)
+        made["spec"]["topic"] = text
+        status = made.pop("status")
+        server.store.create(kind, NAMESPACE, made)
+        server.store.patch(kind, NAMESPACE, f"evil-{of}", {"status": status}, sub="status")
+    try:
+        page = without_policy.open("/sinks")
+        rows = [row for row in page.locator("tbody tr").all_inner_texts() if row.startswith("evil-")]
+        assert len(rows) == 3
+        assert all(row.count(text) >= 5 for row in rows), "topic, group, target, reason and message"
+        harmless(without_policy, text)
+    finally:
+        for of in ("http", "kafka", "nats"):
+            server.store.delete(kind, NAMESPACE, f"evil-{of}")
+    odd = {"metadata": {"name": text}, "spec": {"http": {"url": text}, "topic": [text]}, "status": text}
+    assert all(isinstance(it, str) for it in sink_row(odd).values())
