@@ -27,6 +27,9 @@ MAX_HANDSHAKES = 256  # at once: the others wait to be accepted
 IDLE_SECONDS = 75.0  # without a request, after which a connection ends
 FIRST_SECONDS = 10.0  # for the first one
 LOOK_SECONDS = 1.0
+PROBE_SECONDS = 10  # of silence, after which TCP asks whether the client's machine is still there, and again
+PROBES = 2  # without an answer, then the connection ends
+UNREAD_SECONDS = 60  # in which a client takes nothing of what it was sent, or its machine acknowledges nothing
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ class HttpPort:
         assert server is not None
         with contextlib.suppress(OSError):
             taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _end_when_silent(taken)
         seconds = HANDSHAKE_SECONDS if 2 * len(self._beginning) <= MAX_HANDSHAKES else CROWDED_SECONDS
         try:
             peername = taken.getpeername()  # a transport of TLS that its client has ended knows it no more
@@ -183,3 +187,12 @@ class HttpPort:
         self._idle.pop(transport, None)
         self._left(one.peername)
         transport.abort()
+
+
+def _end_when_silent(taken: socket.socket) -> None:
+    """Also a connection whose client was unplugged ends, and with it what was handed out to nobody."""
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_SECONDS)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_SECONDS * 1_000)

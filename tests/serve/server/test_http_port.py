@@ -16,13 +16,16 @@ from delayapi import http_port
 from delayapi.http_port import HttpPort
 
 from tests.security.authority import Authority
+from tests.serve.support.machine import Machine
 
 NAME = "localhost"
 MOST = 20
 
 
 @asynccontextmanager
-async def port(context: Callable[[], ssl.SSLContext] | None = None) -> AsyncIterator[HttpPort]:
+async def port(
+    context: Callable[[], ssl.SSLContext] | None = None, address: str = "127.0.0.1:0", *more: web.RouteDef
+) -> AsyncIterator[HttpPort]:
     async def ok(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
@@ -31,8 +34,8 @@ async def port(context: Callable[[], ssl.SSLContext] | None = None) -> AsyncIter
         return web.Response(text="slow")
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", ok), web.get("/slow", slow)])
-    found = HttpPort(app, "127.0.0.1:0", MOST, lambda event, **fields: None, context=context)
+    app.add_routes([web.get("/healthz", ok), web.get("/slow", slow), *more])
+    found = HttpPort(app, address, MOST, lambda event, **fields: None, context=context)
     await found.start()
     try:
         yield found
@@ -102,3 +105,41 @@ def test_handshakes_that_never_end_keep_nobody_out(tmp_path: Path, monkeypatch: 
                 writer.transport.abort()
 
     run(story)
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["waiting", "sending"])
+def test_what_is_under_way_ends_when_its_client_is_unplugged(monkeypatch: pytest.MonkeyPatch, sends: bool) -> None:
+    """A client on another machine that is there no more, and says nothing of it; and one that only says nothing."""
+    for name, seconds in (("PROBE_SECONDS", 1), ("UNREAD_SECONDS", 3)):
+        monkeypatch.setattr(http_port, name, seconds)
+    begun, ended = asyncio.Queue[str](), asyncio.Queue[str]()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        begun.put_nowait(request.query["by"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"." * sends)
+                await asyncio.sleep(0.2)
+        finally:
+            ended.put_nowait(request.query["by"])
+
+    async def story() -> None:
+        async with (
+            port(None, f"{machine.router}:0", web.get("/stream", stream)) as it,
+            asyncio.timeout(60),
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{machine.router}:{it.address[1]}/stream?by=quiet") as quiet,
+        ):
+            client = machine.connect(*it.address, "GET /stream?by=gone HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert {await begun.get(), await begun.get()} == {"quiet", "gone"}
+            await asyncio.sleep(4)
+            assert ended.empty()
+            machine.unplug()
+            assert await ended.get() == "gone"
+            assert not quiet.content.at_eof()
+            client.kill()
+
+    with Machine() as machine:
+        run(story)
