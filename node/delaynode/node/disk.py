@@ -60,7 +60,7 @@ class DiskSpace:
         now = time.monotonic()
         if now >= self._good_until:
             disk = os.statvfs(self._directory)
-            self._free_bytes = disk.f_bavail * disk.f_frsize - self._unwritten()
+            self._free_bytes = max(0, disk.f_bavail * disk.f_frsize - self._unwritten())
             self._reserve_bytes = self._reserve()
             self._good_until = now + CHECK_SECONDS
         return self._free_bytes, self._reserve_bytes

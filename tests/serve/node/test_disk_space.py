@@ -39,3 +39,11 @@ def test_what_is_not_written_when_the_disk_is_asked_counts_as_used_all_the_same(
         space.check(101)
     space.check(100)
     assert not space.full()
+
+
+def test_a_full_disk_for_which_more_waits_has_nothing_free(now: list[float]) -> None:
+    space = DiskSpace("/data", lambda: RESERVE, lambda: FREE + 96)
+    assert space.poll() == (0, RESERVE)
+    assert space.full()
+    with pytest.raises(Refused, match="the node's disk has 0 MiB free"):
+        space.check(1)
