@@ -440,7 +440,8 @@ def _no_candidate(
             f"{', '.join(rebooted)} may have lost the log's end with the page cache, and the other in-sync copies are "
             "gone",
         )
-    return Refuse("NoInSyncReplica", "all replicas answer and none has an in-sync copy (was a directory deleted?)")
+    why = "all replicas answer and none has an in-sync copy (was a directory deleted, or swapped with another node's?)"
+    return Refuse("NoInSyncReplica", why)
 
 
 def _awaited(nodes: Sequence[str], seen: Observed) -> WaitForEvidence | Refuse:
