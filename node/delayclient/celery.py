@@ -57,16 +57,26 @@ class QoS(virtual.QoS):
         return []
 
 
-def check_limits(found: Any) -> None:
-    """A task's time limits. Raises ValueError, TypeError.
+def check_headers(found: dict[str, Any]) -> None:
+    """What Celery looks at only once the task has its place in the pool. Raises ValueError, TypeError.
 
-    Celery looks at them once the task has its place in the pool, and by an error there that place is lost: after as
-    many as the pool has processes the worker works on nothing any more.
+    An error there ends the worker, or loses that place: after as many as the pool has processes the worker works on
+    nothing any more.
     """
-    soft, hard = (None, None) if found is None else found
+    limits = found.get("timelimit")
+    soft, hard = (None, None) if limits is None else limits
     for limit in (soft, hard):
         if limit is not None and not isinstance(limit, int | float):
-            raise ValueError(f"timelimit {found!r}: two numbers of seconds or null are expected")
+            raise ValueError(f"timelimit {limits!r}: two numbers of seconds or null are expected")
+    for name, kind, expected in (
+        ("id", str, "a text"), ("stamped_headers", list, "a list of texts"), ("stamps", dict, "an object"),
+    ):  # fmt: skip
+        value = found.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} {value!r}: {expected} or null is expected")
+    for stamp in found.get("stamped_headers") or ():
+        if not isinstance(stamp, str):
+            raise ValueError(f"stamped_headers has {stamp!r}: a list of texts is expected")
 
 
 class Channel(virtual.Channel):
@@ -160,7 +170,7 @@ class Channel(virtual.Channel):
             properties = message["properties"]
             properties["delivery_tag"] = tag
             properties.setdefault("delivery_info", {})["redelivered"] = header["attempt"] > 1
-            check_limits(message["headers"].get("timelimit"))
+            check_headers(message["headers"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             _log.error("%s: not a message of Celery's, it is a dead letter now: %r", header["handle"], error)
             self.settle("dead", tag, f"not a message of Celery's: {error!r}")

@@ -102,18 +102,27 @@ def test_spoiled_messages_end_no_worker_and_each_is_settled(
         assert all(one.dead_reason for one in dead)
 
 
-def test_time_limits_that_are_none_cost_no_place_in_the_pool(task_cluster: LocalCluster, tmp_path: Path) -> None:
-    """Celery's own semaphore lost one by each, and had as many as processes."""
+WRONG_HEADERS = [
+    *(("timelimit", it) for it in (2**70, 1e300, [1], ["a", None], {"a": 1, "b": 2})),
+    *(("stamped_headers", it) for it in (-1, True, [["x"]], "x")),
+    *(("stamps", it) for it in (-1, ["x"])),
+    *(("id", it) for it in ([], {}, 1)),
+]
+
+
+def test_headers_that_are_looked_at_late_cost_no_place_in_the_pool(task_cluster: LocalCluster, tmp_path: Path) -> None:
+    """Celery's own semaphore lost one by each, and had as many as processes; or the worker ended."""
     it = Shop(task_cluster.endpoints[0], "c-limits", tmp_path / "log")
     with sync.Producer(it.endpoint) as producer, sync.Admin(it.endpoint) as admin, it.worker() as worker:
-        for wrong in (2**70, 1e300, [1], ["a", None], {"a": 1, "b": 2}):
+        for name, wrong in WRONG_HEADERS:
             message = json.loads(json.dumps(CELERY))
-            message["headers"]["timelimit"] = wrong
+            message["headers"] |= {"stamped_headers": ["x"], "stamps": {}, name: wrong}
             producer.send("c-limits", json.dumps(message).encode())
         for _ in range(4):
             it.send("note", "after")
         wait(lambda: len(it.lines("after")) == 4, worker.said)
-        assert len(list(admin.dead_letters("c-limits", "celery"))) == 5
+        assert len(list(admin.dead_letters("c-limits", "celery"))) == len(WRONG_HEADERS)
+        assert worker.poll() is None, worker.said.read_text()[-3000:]
 
 
 def test_spoiled_frames_end_a_link_or_are_refused_and_other_links_go_on(task_cluster: LocalCluster) -> None:
