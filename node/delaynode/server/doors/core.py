@@ -80,7 +80,8 @@ class Door:
     def __init__(self, dispatch: Dispatch, calls: Mapping[str, Serve], rows: RowCalls) -> None:
         self.dispatch, self.node = dispatch, dispatch.node
         self._calls, self._rows = calls, rows
-        self._turn = itertools.count()
+        self._turns, self._in_turn = itertools.count(), False
+        self._first = 0
         self._together = Together(dispatch, self.ask_bytes)
 
     # ------------------------------------------------------------ where to
@@ -171,12 +172,23 @@ class Door:
             shards = self.queues("Enqueue", call, topic)
         except Refused as refused:
             return refused
-        first = next(self._turn) % len(shards)
+        first = self._of_turn() % len(shards)
         turn = [shard.spec.queue for shard in (*shards[first:], *shards[:first])]
         any_queue = next((queue for queue in turn if near and self.local(topic, queue)), None)
         if any_queue is None:
             any_queue = next((queue for queue in turn if self._is_served(topic, queue)), turn[0])
         return _Choice(len(shards), any_queue, self.node.routes.deduplicates(topic))
+
+    def _of_turn(self) -> int:
+        """The same number for all calls of a turn of the event loop, another one in the next: what may go to any queue
+        and comes together shares a frame, with one write and one sync."""
+        if not self._in_turn:
+            self._in_turn, self._first = True, next(self._turns)
+            asyncio.get_running_loop().call_soon(self._turn_ends)
+        return self._first
+
+    def _turn_ends(self) -> None:
+        self._in_turn = False
 
     def _is_served(self, topic: str, queue: int) -> bool:
         try:
