@@ -39,7 +39,7 @@ class NatsTarget:
         key = settings.credentials
         self._credentials = None if key is None else ParsedSecret(secrets / key.path, parse_credentials)
         self._client: Client | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[Client] | None = None
 
     @property
     def problem(self) -> str:
@@ -57,11 +57,12 @@ class NatsTarget:
 
     async def _connected(self) -> Client:
         """The client; a new one when NATS refused the one before while it was connected: nats-py then closes it for
-        good. Raises ConnectionError, BadSecret."""
-        async with self._opening:
-            if self._client is None or self._client.is_closed:
-                self._client = await self._connect()
-            return self._client
+        good. All that ask meanwhile share an attempt. Raises ConnectionError, BadSecret."""
+        if self._client is None or self._client.is_closed:
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._connect())
+            self._client = await asyncio.shield(self._opening)
+        return self._client
 
     async def _connect(self) -> Client:
         more: dict[str, Any] = {}
@@ -122,6 +123,8 @@ class NatsTarget:
         return Attempt(Verdict.DELIVERED, "stored")
 
     async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
         if self._client is not None:
             await _end(self._client)
             self._client = None
