@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from delayoperator.cluster.conditions import conditions
+from delayoperator.crds.sink import SinkReason
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
 from delayoperator.kube.caches import SILENT_S, ObjectCaches
@@ -56,6 +57,11 @@ class OperatorCollector(Collector):
         failovers = CounterMetricFamily(
             "delay_operator_failovers", "Terms that replaced a master that had not handed over.", labels=labels
         )
+        sinks = GaugeMetricFamily(
+            "delay_operator_sink_ready",
+            "1: the DelaySink delivers; 0: it does not.",
+            labels=[*labels, "sink", "reason"],
+        )
         for worker in self._clusters.workers():
             where = [worker.namespace, worker.name]
             if worker.managed_by is not None and self._leads():
@@ -82,7 +88,9 @@ class OperatorCollector(Collector):
             nodes.add_metric([*where, "ready"], sum(pod.ready for pod in seen.pods))
             if seen.scaling is not None:
                 nodes.add_metric([*where, "advised"], seen.scaling.nodes)
-        yield from (rounds, condition_gauge, shards, nodes, another, last_look, failovers)
+            for sink, reason in sorted(seen.sinks.items()):
+                sinks.add_metric([*where, sink, reason], float(reason == SinkReason.DELIVERING))
+        yield from (rounds, condition_gauge, shards, nodes, another, last_look, failovers, sinks)
 
 
 def registry_of(collector: Collector) -> CollectorRegistry:

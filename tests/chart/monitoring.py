@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 from delaynode.metrics import FlowFigures, GroupLoad, NodeCollector, NodeMetrics, NodeState, TopicLoad
 from delayoperator.cluster.conditions import ClusterObservation
+from delayoperator.crds.sink import SinkReason
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
 from delayoperator.kube.caches import ObjectCaches
@@ -42,7 +43,7 @@ def exposed() -> dict[str, set[str]]:
 
 def operator_collector() -> OperatorCollector:
     """The collector of an operator that has seen one cluster, once."""
-    tended = SimpleNamespace(observation=ClusterObservation("orders", 3))
+    tended = SimpleNamespace(observation=ClusterObservation("orders", 3, sinks={"hooks": SinkReason.GONE}))
     worker = SimpleNamespace(
         namespace="shop", name="orders", rounds=1, last=tended, managed_by="another", failovers=1,
         last_look_s=lambda: 0.5,

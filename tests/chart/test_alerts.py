@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from delayoperator.cluster.reasons import Reason
+from delayoperator.crds.sink import SinkReason
 
 from tests.chart.monitoring import TARGET_LABELS, alerts, exposed
 from tests.chart.places import ROOT, Json
@@ -96,6 +97,11 @@ DISK = "delay_disk_free_bytes", "delay_disk_reserve_bytes"
 CERTIFICATE = {"job": "shop/orders", "pod": "orders-0", "use": "server"}
 GROUP = {"namespace": "shop", "job": "shop/orders", "topic": "reminders", "group": "mail"}
 GROUP_LABELS = 'topic="reminders",group="mail"'
+
+
+def sink(reason: str) -> str:
+    (name,) = operator("sink_ready", "", f'sink="hooks",reason="{reason}"')
+    return name
 
 
 def disk(free: float, reserve: float) -> Series:
@@ -188,6 +194,14 @@ CASES = {
         "DelayClockOff", "delay_clock_disbelieved_seconds", 120, 0,
         "The clock of orders-0 of shop/orders is off by 2m 0s",
     ),
+    "DelaySinkNotDelivering": Case(
+        {sink("CircuitOpen"): constant(0)}, {**OF_CLUSTER, "sink": "hooks"},
+        "DelaySink shop/hooks has not delivered for ten minutes",
+        {"it delivers": {sink("Delivering"): constant(1)},
+         "it is paused": {sink("Paused"): constant(0)},
+         "it fails now and then": {
+             sink("CircuitOpen"): "0x30 stale _x10 0x30 stale", sink("Delivering"): f"_x30 1x10 stale _x30 1x{LONG}"}},
+    ),
     "DelayDeadLettersFull": gauge(
         "DelayDeadLettersFull", "delay_dead_letters_full", 1, 0,
         "reminders of shop/orders has as many dead letters as a group may have", {"topic": "reminders"},
@@ -269,7 +283,7 @@ def test_the_series_are_ones_that_are_exposed(alert: str) -> None:
         name, _, labels = series.partition("{")
         assert name in known
         assert set(re.findall(r'(\w+)="', labels)) - known[name] <= TARGET_LABELS
-        assert {*re.findall(r'reason="(\w+)"', labels)} <= {*map(str, Reason)}
+        assert {*re.findall(r'reason="(\w+)"', labels)} <= {*map(str, Reason), *map(str, SinkReason)}
 
 
 @needs_promtool

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from delayoperator.kube import sinks
+from delayoperator.metrics import OperatorCollector, registry_of
 from delayoperator.resources.names import SINK_PORT
 from delayoperator.resources.sink import FILE, selector
 from delaysink.settings import read_document
+from prometheus_client import generate_latest
 
 from tests.kube import fakekinds
-from tests.operator.stage import NAMESPACE, Stage
+from tests.operator.stage import NAMESPACE, RunningOperator, Stage
 
 Json = dict[str, Any]
 SINKS = fakekinds.find("delaysinks")
@@ -82,8 +84,14 @@ def settled(stage: Stage) -> None:
     stage.settled()
 
 
+def exposed(running: RunningOperator) -> str:
+    it = running.operator
+    collector = OperatorCollector(it.clusters, it.api, it.caches, lambda: True)
+    return generate_latest(registry_of(collector)).decode()
+
+
 def test_a_sink_gets_its_objects_and_says_what_its_pods_say(stage: Stage) -> None:
-    stage.operator()
+    operator = stage.operator()
     settled(stage)
     add(stage, "hooks", replicas=2, deadLetters={"topic": "dead"})
     assert until(stage, "hooks", "Starting")["status"] == "False"
@@ -108,6 +116,11 @@ def test_a_sink_gets_its_objects_and_says_what_its_pods_say(stage: Stage) -> Non
         second.update(state="CircuitOpen", message="10 deliveries in a row failed")
         told = until(stage, "hooks", "CircuitOpen")
         assert (told["status"], "hooks-sink-1: 10 deliveries" in told["message"]) == ("False", True)
+        labels = 'cluster="shop",namespace="default",reason="CircuitOpen",sink="hooks"'
+        stage.until(lambda: f"delay_operator_sink_ready{{{labels}}} 0.0" in exposed(operator))
+        second.update(state="Delivering", message="")
+        labels = labels.replace("CircuitOpen", "Delivering")
+        stage.until(lambda: f"delay_operator_sink_ready{{{labels}}} 1.0" in exposed(operator))
         second.update(state="ClusterRefuses", message="hooks-sink may not consume orders (PERMISSION_DENIED)")
         assert until(stage, "hooks", "ClusterRefuses")["message"].endswith(
             "A DelayUser with serviceAccounts: [{name: hooks-sink}] needs Consume of topic orders and group hooks, and "

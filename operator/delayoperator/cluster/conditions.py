@@ -52,6 +52,7 @@ class ClusterObservation:
     rebalancing: which plans are carried out, and how far they are; "": none. orphans: copies without a DelayShard.
     security: the mode that holds for every pod.
     paused_by, drains: who asked for it; "": it is not paused. scaling: None without spec.autoscaling.
+    sinks: the reason of each DelaySink's Ready, by name.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ClusterObservation:
     versions: NodesVersion = field(default_factory=NodesVersion)
     security: SecurityMode = SecurityMode.OFF
     scaling: NodeAdvice | None = None
+    sinks: Mapping[str, str] = field(default_factory=dict)
 
 
 def conditions(seen: ClusterObservation) -> tuple[ConditionUpdate, ...]:

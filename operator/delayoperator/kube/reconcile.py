@@ -273,6 +273,7 @@ class ClusterReconciler:
             orphans=orphans,
             versions=versions,
             security=secured.mode,
+            sinks=sinks.reasons,
         )
         scaling_s: float | None = None
         if desired.scaling is not None:

@@ -48,11 +48,12 @@ AskPod = Callable[[str], Mapping[str, Any] | None]
 
 @dataclass(slots=True)
 class SinksResult:
-    """again_s: when to look again; None: there are no sinks."""
+    """again_s: when to look again; None: there are no sinks. reasons: of each sink's Ready, by name."""
 
     problems: list[ClusterProblem] = field(default_factory=list)
     wrote: bool = False
     again_s: float | None = None
+    reasons: dict[str, SinkReason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Sinks:
             if error.conflict or error.not_found:
                 raise
             word = _Word(SinkReason.NOT_APPLIED, str(error))
+        result.reasons[name] = word.reason
         self._objects.tell(
             body,
             self._clock,
