@@ -69,7 +69,7 @@ def check_headers(found: dict[str, Any]) -> None:
         if limit is not None and not isinstance(limit, int | float):
             raise ValueError(f"timelimit {limits!r}: two numbers of seconds or null are expected")
     for name, kind, expected in (
-        ("id", str, "a text"), ("stamped_headers", list, "a list of texts"), ("stamps", dict, "an object"),
+        ("id", (str, int), "a text"), ("stamped_headers", list, "a list of texts"), ("stamps", dict, "an object"),
     ):  # fmt: skip
         value = found.get(name)
         if value is not None and not isinstance(value, kind):
