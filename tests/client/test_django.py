@@ -64,6 +64,7 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
         endpoint, said = cluster.endpoints[0], tmp_path / "worker"
         environment = os.environ | {"DELAY_ENDPOINT": endpoint, "PAYMENT_TIMEOUT_S": "4", "PYTHONUNBUFFERED": "1"}
         environment |= {"PYTHONPATH": str(tmp_path), "SPANS": str(tmp_path / "spans")}
+        environment["DJANGO_SETTINGS_MODULE"] = "settings"  # this process may have another project's
         (tmp_path / "sitecustomize.py").write_text(TRACED)
         (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
 
@@ -114,6 +115,15 @@ def test_tasks_run_when_they_are_due_and_failed_ones_are_dead_letters(tmp_path: 
         assert done < sent
         (failed,) = (span for span in spans if span["status"]["status_code"] == "ERROR")
         assert failed["attributes"]["messaging.consumer.group.name"] == "django"
+
+
+def test_a_worker_of_no_queue_says_so() -> None:
+    """QUEUES of [] lets tasks have any: a worker can't ask for all that there may be."""
+    environment = os.environ | {"DJANGO_SETTINGS_MODULE": "tests.client.support.djangosettings"}
+    command = [sys.executable, "-m", "django", "delay_worker"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "QUEUES of TASKS['default'] is empty: say which queues, by --queue" in done.stderr
 
 
 def test_unknown_option_is_named_with_those_there_are() -> None:

@@ -49,11 +49,14 @@ class Command(BaseCommand):
             raise CommandError(f"TASKS[{options['backend']!r}] is not a {DelayBackend.__name__}")
         if options["threads"] < 1:
             raise CommandError("--threads: at least 1")
+        queues = options["queue"] or sorted(backend.queues)
+        if not queues:
+            raise CommandError(f"QUEUES of TASKS[{options['backend']!r}] is empty: say which queues, by --queue")
         self._stopped = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         try:
-            self._work(backend, options["queue"] or sorted(backend.queues), options["threads"])
+            self._work(backend, queues, options["threads"])
         except (ClusterRefused, AgentLost) as error:  # a supervisor starts this again
             raise CommandError(str(error)) from None
 
