@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import time
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from delayapi.units import MINUTE_MS
 from delayclient.admin.views import GroupQueue, Wheel
-from delayctl.cluster.top import Sample, TopicFigures, group_figures, rates, topic_figures
+from delayctl.cluster.top import Sample, TopicFigures, group_figures, keys_pressed, rates, topic_figures
 from delayctl.main import main
 
 NOW = 1_790_000_000_000
@@ -98,3 +100,20 @@ def test_two_looks_at_real_nodes(endpoint: str) -> None:
 @pytest.mark.parametrize("arguments", [("--interval", "499ms"), ("--interval", "soon"), ("--count", "0")])
 def test_a_look_too_often_is_wrong_usage(arguments: tuple[str, ...]) -> None:
     assert CliRunner().invoke(main, ["top", *arguments]).exit_code == 2
+
+
+@pytest.mark.timeout(20)
+def test_keys_that_ctrl_c_took_back_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop saw them come, and reads too late: it would wait for the next key, deaf to the signal."""
+    ours, its = os.openpty()
+    with open(its) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+
+        async def main() -> bytes:
+            with keys_pressed() as pressed:
+                assert os.read(its, 64) == b"", "nothing is there, and nothing is waited for"
+                os.write(ours, b"q")
+                return await pressed.get()
+
+        assert asyncio.run(main()) == b"q"
+    os.close(ours)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 import termios
@@ -234,14 +235,22 @@ def keys_pressed() -> Iterator[asyncio.Queue[bytes]]:
         return
     file, loop = sys.stdin.fileno(), asyncio.get_running_loop()
 
+    hung_up = select.poll()
+    hung_up.register(file, 0)
+
     def read() -> None:
         found = os.read(file, 64)
-        if not found:  # the terminal is gone
+        if found:
+            pressed.put_nowait(found)
+        elif hung_up.poll(0):  # the terminal is gone
             loop.remove_reader(file)
-        pressed.put_nowait(found)
 
     kept = termios.tcgetattr(file)
     tty.setcbreak(file)
+    # Ctrl-C takes back the keys before it: a read of what is there no more must not wait for the next key.
+    modes = termios.tcgetattr(file)
+    modes[6][termios.VMIN] = 0
+    termios.tcsetattr(file, termios.TCSADRAIN, modes)
     loop.add_reader(file, read)
     try:
         yield pressed
