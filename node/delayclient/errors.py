@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import grpc
 from delayapi.errors import CODES, error_info
 from google.rpc import code_pb2
+
+_log: Final = logging.getLogger("delayclient")
 
 
 class DelayError(Exception):
@@ -32,6 +35,13 @@ class DelayError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.reason or self.code})"
+
+
+def unforeseen(what: str, error: Exception) -> DelayError:
+    """For a task in the background that ends by a fault of our own: nobody awaits it, so that a queue would be received
+    from no more and nobody told. It is logged with its traceback."""
+    _log.error("%s has failed", what, exc_info=error)
+    return DelayError(f"{what} has failed: {error!r}", code="INTERNAL")
 
 
 class InvalidRequest(DelayError):

@@ -4,15 +4,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 from delayapi.handle import Handle
+from delayapi.proto.delay.v1 import delay_pb2
 from delayclient import errors
+from delayclient.agent.subscription import Subscription
 from delayclient.consumer import acks
 from delayclient.consumer.consumer import Consumer
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import ReceivedMessage
+from delayclient.routing.routing import Cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -524,3 +528,43 @@ def test_prefetch_holds_a_second_of_work_and_never_stops(batches: list[tuple[int
     assert prefetch.request_size(1) == 0
     prefetch.taken(most * 2)
     assert prefetch.request_size(8) >= 1
+
+
+def unforeseen(*_: object) -> None:
+    raise RuntimeError("nobody thought of this")
+
+
+def test_poll_that_ends_by_a_fault_of_our_own_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else its queue is received from no more, and the consumer waits for ever."""
+
+    async def main() -> None:
+        async with world() as (node, _), Consumer(node.endpoint, "t", "g") as consumer:
+            monkeypatch.setattr("delayclient.consumer.consumer.decode_message_batch", unforeseen)
+            with pytest.raises(errors.DelayError, match=r"receiving from t-\d has failed: .*nobody thought of this"):
+                await consumer.receive(10)
+
+    asyncio.run(main())
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["a poll", "a lease"])
+def test_agent_says_that_its_poll_or_lease_ended_by_a_fault_of_our_own(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with world() as (node, _):
+            cluster, said = Cluster(node.endpoint), list[dict[str, Any]]()
+            link = Subscription(cluster, lambda header, _: said.append(header))
+            if what == "a poll":
+                monkeypatch.setattr("delayclient.agent.subscription.decode_message_batch", unforeseen)
+            else:
+                node.unary["Extend"] = lambda request: delay_pb2.ExtendResponse()  # an answer for none of the messages
+            await link.ops["consume"](topic="t", group="g", lease_ms=300)
+            await until("it is said", lambda: any("error" in header for header in said))
+            assert "has failed" in next(it["error"]["message"] for it in said if "error" in it)
+            await link.ops["close"]()
+            await cluster.close()
+
+    asyncio.run(main())

@@ -26,7 +26,7 @@ from delayapi.wirefields import WireError
 from delayclient import tracing
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.received import NoAcks, ReceivedBatch
-from delayclient.errors import DelayError
+from delayclient.errors import DelayError, unforeseen
 from delayclient.routing.exchange import LAST_S, Exchange
 from delayclient.routing.routing import Cluster
 
@@ -93,7 +93,8 @@ class Subscription:
                 Queue(self, topic, queue, group, lease_ms, len(route.queues), turn)
                 for queue in range(len(route.queues))
             ]
-            self._leases.append(asyncio.create_task(self._extend(topic, lease_ms)))
+            extending = self.watched(f"extending leases of topic {topic}", self._extend(topic, lease_ms))
+            self._leases.append(asyncio.create_task(extending))
         return {}
 
     async def _close(self) -> dict[str, Any]:
@@ -156,6 +157,13 @@ class Subscription:
         failed = {"message": str(error), "code": error.code, "reason": error.reason, "retryable": error.retryable}
         self._write({"tag": 0, "error": failed}, b"")
 
+    async def watched(self, what: str, work: Awaitable[None]) -> None:
+        """Work that nobody awaits: where it ends by a fault of our own, the link is told."""
+        try:
+            await work
+        except Exception as error:
+            self.fail(unforeseen(what, error))
+
     async def _extend(self, topic: str, lease_ms: int) -> None:
         """Extends the leases of a topic's deliveries, three times in each lease."""
         while True:
@@ -189,7 +197,7 @@ class Queue:
         self._acks = QueueAcks(self._cluster, topic, queue, group)
         self._calls: set[asyncio.Task[None]] = set()
         self.stopped = False
-        self._poll = asyncio.create_task(self._run())
+        self._poll = asyncio.create_task(subscription.watched(f"receiving from {topic}-{queue}", self._run()))
 
     async def _run(self) -> None:
         """While messages are there they are asked for as there is room, and the queues take turns. Else each queue has

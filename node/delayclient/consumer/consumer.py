@@ -25,7 +25,7 @@ from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.leases import RenewingAcks
 from delayclient.consumer.prefetch import Prefetch
 from delayclient.consumer.received import Acknowledger, ReceivedBatch, ReceivedMessage
-from delayclient.errors import DelayError, Unavailable
+from delayclient.errors import DelayError, Unavailable, unforeseen
 from delayclient.routing.access import Access
 from delayclient.routing.exchange import LAST_S, Exchange
 from delayclient.routing.routing import Cluster, ClusterUser, TopicRoute, backoff_s
@@ -259,6 +259,8 @@ class Consumer(ClusterUser):
                 route = await self._route()
         except DelayError as error:
             self._fail(error)
+        except Exception as error:
+            self._fail(unforeseen(f"routes of topic {self.topic}", error))
 
     def _make_acks(self, queue: int) -> QueueAcks:
         where = (self.cluster, self.topic, queue, self.group, self._invisible_ms)
@@ -299,6 +301,8 @@ class Consumer(ClusterUser):
                     failures += 1
         except DelayError as error:
             self._fail(error)
+        except Exception as error:
+            self._fail(unforeseen(f"receiving from {self.topic}-{queue}", error))
 
     async def _receive(self, queue: int, wanted: int, endpoint: str) -> None:
         request = delay_pb2.ReceiveRequest()
