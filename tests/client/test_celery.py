@@ -262,15 +262,16 @@ def test_what_ended_a_subscription_is_said_also_when_it_came_before_an_answer(fa
 
 @on("shop-tasks")
 def test_example_cancels_what_is_not_paid(shop: Shop) -> None:
-    environment = os.environ | {"BROKER": shop.broker, "PAYMENT_TIMEOUT_S": "4"}
-
-    def run(*words: str) -> str:
+    def run(*words: str, timeout_s: int = 600) -> str:
         command = [sys.executable, "shop.py", *words]
+        environment = os.environ | {"BROKER": shop.broker, "PAYMENT_TIMEOUT_S": str(timeout_s)}
         return subprocess.run(command, cwd=EXAMPLE, env=environment, check=True, capture_output=True, text=True).stdout
 
     paid = run("paid").strip()
-    run("unpaid")
+    assert shop.pending() == 1
     run("--paid", paid)
+    assert shop.pending() == 0
+    run("unpaid", timeout_s=2)
     with shop.worker("-c", "1", module="shop", folder=EXAMPLE) as worker:
         wait(lambda: "cancelled unpaid" in worker.said.read_text(), worker.said)
         assert "cancelled paid" not in worker.said.read_text()
