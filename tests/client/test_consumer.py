@@ -549,6 +549,30 @@ def test_poll_that_ends_by_a_fault_of_our_own_is_said(
     assert "Traceback" in caplog.text
 
 
+def test_fault_of_one_poll_is_said_though_other_queues_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive, busy = Consumer._receive, asyncio.Event()
+
+    async def failing(self: Consumer, queue: int, wanted: int, endpoint: str) -> None:
+        if queue == 0:
+            await busy.wait()
+            unforeseen()
+        await receive(self, queue, wanted, endpoint)
+
+    async def main() -> None:
+        async with world(messages=0) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
+            monkeypatch.setattr(Consumer, "_receive", failing)
+            groups.queues[1].release([b"x"] * 5_000)
+            with pytest.raises(errors.DelayError, match="receiving from t-0 has failed"):
+                for _ in range(3_000):  # slower than they come, so that some have always come
+                    message = await consumer.receive(10)
+                    assert message is not None
+                    message.ack()
+                    busy.set()
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("what", ["a poll", "a lease"])
 def test_agent_says_that_its_poll_or_lease_ended_by_a_fault_of_our_own(
     what: str, monkeypatch: pytest.MonkeyPatch

@@ -283,7 +283,7 @@ class Consumer(ClusterUser):
     async def _poll(self, queue: int) -> None:
         failures = 0
         try:
-            while not self._stopped:
+            while not self._stopped and self._error is None:
                 wanted = self._prefetch.request_size(len(self._polls))
                 if not wanted:
                     self._room.clear()
@@ -343,6 +343,7 @@ class Consumer(ClusterUser):
                 stream.abandon(Unavailable(text, code="ABORTED", reason="NOT_SERVING"))
 
     def _fail(self, error: DelayError) -> None:
+        """Raised once what has come is taken: no queue is polled again, or the others would put it off for ever."""
         self._error = error
         self._arrived.set()
 
