@@ -562,13 +562,17 @@ def test_fault_of_one_poll_is_said_though_other_queues_are_busy(monkeypatch: pyt
         async with world(messages=0) as (node, groups), Consumer(node.endpoint, "t", "g") as consumer:
             monkeypatch.setattr(Consumer, "_receive", failing)
             groups.queues[1].release([b"x"] * 5_000)
-            with pytest.raises(errors.DelayError, match="receiving from t-0 has failed"):
+
+            async def work() -> None:
                 for _ in range(3_000):  # slower than they come, so that some have always come
                     message = await consumer.receive(10)
                     assert message is not None
                     message.ack()
                     busy.set()
                     await asyncio.sleep(0.001)
+
+            with pytest.raises(errors.DelayError, match="receiving from t-0 has failed"):
+                await work()
 
     asyncio.run(main())
 
