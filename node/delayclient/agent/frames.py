@@ -11,6 +11,8 @@ import json
 import struct
 from typing import Any, Final
 
+from delayclient.errors import DelayError
+
 LENGTHS: Final = struct.Struct("<II")
 Frame = tuple[dict[str, Any], bytes]
 
@@ -18,6 +20,12 @@ Frame = tuple[dict[str, Any], bytes]
 def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     return LENGTHS.pack(len(text), len(payload)) + text + payload
+
+
+def failure(error: DelayError) -> dict[str, Any]:
+    """The header that tells of it."""
+    told = {"message": str(error), "code": error.code, "reason": error.reason, "retryable": error.retryable}
+    return {"error": told}
 
 
 def cut(buffer: bytearray) -> Frame | None:

@@ -83,7 +83,7 @@ class Agent:
                     ask = subscription.ops.get(op) or self._ops[op]
                     answer = await (ask(payload, **header) if op == "send" else ask(**header))
                 except DelayError as error:
-                    answer = {"error": failure(error)}
+                    answer = frames.failure(error)
                 except (ValueError, TypeError) as error:  # the SDK's, before it asks anybody
                     answer = {"error": {"message": str(error), "code": "INVALID_ARGUMENT"}}
                 writer.write(frames.encode(answer))
@@ -136,10 +136,6 @@ class Agent:
                 purged += (await self._admin.cancel(handles)).count(Outcome.CANCELLED)
                 handles = []
         return {"purged": purged + (await self._admin.cancel(handles)).count(Outcome.CANCELLED)}
-
-
-def failure(error: DelayError) -> dict[str, Any]:
-    return {"message": str(error), "code": error.code, "reason": error.reason, "retryable": error.retryable}
 
 
 async def run(control: socket.socket) -> None:

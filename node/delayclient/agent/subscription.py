@@ -24,6 +24,7 @@ from delayapi.reasons import shortened
 from delayapi.wirefields import WireError
 
 from delayclient import tracing
+from delayclient.agent.frames import failure
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.received import NoAcks, ReceivedBatch
 from delayclient.errors import DelayError, unforeseen
@@ -154,8 +155,7 @@ class Subscription:
 
     def fail(self, error: DelayError) -> None:
         """A poll has ended for good."""
-        failed = {"message": str(error), "code": error.code, "reason": error.reason, "retryable": error.retryable}
-        self._write({"tag": 0, "error": failed}, b"")
+        self._write({"tag": 0, **failure(error)}, b"")
 
     async def watched(self, what: str, work: Awaitable[None]) -> None:
         """Work that nobody awaits: where it ends by a fault of our own, the link is told."""
