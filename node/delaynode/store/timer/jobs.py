@@ -6,9 +6,10 @@ were not in the TimerLog; what arrives later gathers in `since`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain as chained
+from itertools import groupby
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from delaynode.store.columns import at_or_below
 from delaynode.store.timer.due_window import after, before
 from delaynode.store.timer.timer_log import UNIT_BYTES, LogRange, SlotRuns, TimerLog, as_units, build_flush
 from delaynode.store.timer.units import DELETE, concatenated, live_units
-from delaynode.store.timer.wheel import TimerWheel
+from delaynode.store.timer.wheel import NOWHERE, TimerWheel
 from delaynode.store.types import Bools, Pair, Records
 
 HERD_BINS = 1 << 16
@@ -179,6 +180,16 @@ def _blocks(view: TimerView, slot: SlotRef, low: Pair, high: Pair) -> Iterator[R
         yield within(part, begin, end)[columns].copy()
 
 
+def without_chains_as_one(slots: Iterable[SlotRef]) -> Iterator[SlotRef]:
+    """Neighbours that have nothing in the TimerLog become one slot, whose units are looked for once."""
+    for chainless, near in groupby(slots, lambda slot: slot.last == NOWHERE):
+        if chainless:
+            times = [(slot.time, slot.time + slot.width_ms) for slot in near]
+            yield SlotRef(times[0][0], times[-1][1] - times[0][0], NOWHERE, 0)
+        else:
+            yield from near
+
+
 class LoadJob:
     """Reads the live messages between the window's bound and a target, as many as fit the budget."""
 
@@ -191,7 +202,7 @@ class LoadJob:
 
     def run(self) -> None:
         room = self.budget
-        for slot in self.view.slots:
+        for slot in without_chains_as_one(self.view.slots):
             low, high = max(self.low, Pair(slot.time, 0)), min(self.high, Pair(slot.time + slot.width_ms, 0))
             units, cut = self.view.collect_some(max(1, room), slot, low, high)
             part = live_units(units)
