@@ -147,6 +147,8 @@ def live_years(end_year: int) -> None:
             expected[one.id] = years.fixed(minutes) * MINUTE_MS + 1_000 * seconds
     life.master.put(every("paused", HOUR_MS), life.now, paused=True)
     life.commit()
+    instants = np.sort(np.concatenate(list(expected.values())))
+    instants = instants[instants >= START]
     end = int(datetime(end_year - 1, 12, 31, tzinfo=UTC).timestamp() * 1_000)
     crashes = failovers = 0
     while life.now < end:
@@ -158,6 +160,7 @@ def live_years(end_year: int) -> None:
             kind = rng.choice((0, 0, 0, 1, 1, 2, 3, 4, 5) if rng.random() < 0.5 else (0, 1))
             crashes, failovers = crashes + (kind > 2), failovers + (kind == 5)
             life.harm(kind)
+            assert life.shard.queue.end <= np.searchsorted(instants, life.now, "right"), "more than the times so far"
     life.settle()
     found = life.fired()
     assert crashes > 30
