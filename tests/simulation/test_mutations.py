@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def what_fails(schedule: str, seed: int) -> str | None:
     return None
 
 
+WAITED_FOR = {  # what finds them is that something never happens: a minute each
+    "gives_up_for_good_what_is_wanted_again", "cancels_a_cascade_with_who_waits_for_it",
+}  # fmt: skip
 RARE = {  # one seed in ten thousand meets them; the tests that their finding left
     "cuts_for_an_answer_to_what_it_said_earlier": "replica/test_follower.py -k earlier_cuts_nothing",
     "takes_the_answer_to_its_write_for_the_latest_status": "replica/test_in_sync_writer.py",
@@ -51,12 +55,16 @@ with MUTATIONS[sys.argv[1]].planted():
 """
 
 
-@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in RARE])
+def each(names: Iterable[str]) -> list[object]:
+    return [pytest.param(name, marks=[pytest.mark.long] if name in WAITED_FOR else []) for name in names]
+
+
+@pytest.mark.parametrize("name", each(name for name in MUTATIONS if name not in RARE))
 def test_planted_bug_is_caught(name: str) -> None:
     assert caught(MUTATIONS[name]) is not None
 
 
-@pytest.mark.parametrize("name", RARE)
+@pytest.mark.parametrize("name", each(RARE))
 def test_planted_bug_that_seeds_seldom_meet_is_caught_by_its_own_test(name: str) -> None:
     root = Path(__file__).parents[2]
     call = [sys.executable, "-c", PLANTED, name, *f"tests/serve/{RARE[name]}".split()]

@@ -49,7 +49,7 @@ def relocates_a_dead_letter_twice(put: Put) -> None:  # C1 of the audit of 2026-
     put(EvacuationJob, "_pending", all_of_the_minute)
 
 
-@mutation(None, COUNTS, (7, 9))
+@mutation(None, COUNTS, (55, 28))
 def relocates_what_died_while_it_was_read(put: Put) -> None:  # cleaning x ticks, cancels
     def all_of_it(self: EvacuationJob, shard: Any) -> list[Any]:
         return [np.ones(len(rows), bool) for rows, _ in self.batches]
@@ -89,7 +89,7 @@ def frees_a_letter_that_its_queue_still_has(put: Put) -> None:  # dead letters x
     put(Consumers, "_unreferenced", lambda self, owner, offsets, rows: rows)
 
 
-@mutation(None, LOST, (18, 24))
+@mutation(None, LOST, (70, 40))
 def trims_what_one_group_has_consumed(put: Put) -> None:  # TRIM x groups
     def lowest(self: Consumers) -> int:
         return max((group.first_unacked for group in self.groups.values()), default=self.queue.start)
@@ -97,7 +97,7 @@ def trims_what_one_group_has_consumed(put: Put) -> None:  # TRIM x groups
     put(Consumers, "lowest_needed", lowest)
 
 
-@mutation(None, "invariant 8: .* frees the log", (59,))
+@mutation(None, "invariant 8: .* frees the log", (91, 52))
 def keeps_no_log_for_followers(put: Put) -> None:  # TRIM x transfers
     put(Shipping, "needed_from", lambda self: self._log.end)
 
@@ -151,7 +151,7 @@ def follows_a_tick_without_the_hour_that_it_needs(put: Put) -> None:  # cascades
 
 
 # ---------------------------------------------------------------- terms
-@mutation(None, "invariant", (15, 21))
+@mutation(None, "invariant", (32, 86))
 def follows_with_what_it_has_applied_as_master(put: Put) -> None:  # switchover x all that maintenance writes
     async def depose(self: Leadership, why: str) -> None:
         leader, master = self.leader, self.master
