@@ -49,7 +49,7 @@ class QoS(virtual.QoS):
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
         """It comes again after the group's backoff, or is a dead letter at once."""
-        self.channel.settle("retry" if requeue else "dead", delivery_tag)
+        self.channel.settle("retry" if requeue else "dead", delivery_tag, "rejected by the worker, whose log says why")
         self._quick_ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:

@@ -24,15 +24,19 @@ def worked(task_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory)
         yield shop, worker
 
 
-def dead_keys(shop: Shop) -> set[str]:
+REJECTED = "rejected by the worker, whose log says why"
+
+
+def letters(shop: Shop) -> dict[str, str]:
+    """The reasons of the group's dead letters, by key."""
     with sync.Admin(shop.endpoint) as admin:
-        return {one.key for one in admin.dead_letters(shop.queue, "celery")}
+        return {one.key: one.dead_reason for one in admin.dead_letters(shop.queue, "celery")}
 
 
 def test_rejected_task_comes_again_or_dies_and_an_unknown_one_dies_at_once(worked: tuple[Shop, Any]) -> None:
     shop, worker = worked
     again, once, unknown = shop.send("refuse", "again", True), shop.send("refuse", "once", False), shop.send("nix")
-    wait(lambda: dead_keys(shop) == {again.id, once.id, unknown.id}, worker.said)
+    wait(lambda: letters(shop) == dict.fromkeys((again.id, once.id, unknown.id), REJECTED), worker.said)
     at = [float(line[2]) for line in shop.lines("refuse again")]
     assert len(at) == 3, "the topic's maxAttempts"
     assert at[1] - at[0] >= 1, "the group's backoff is a second at first"
@@ -104,7 +108,7 @@ def test_task_that_kills_its_worker_each_time_is_a_dead_letter_in_the_end(
             wait(lambda: not held(shop), worker.said)  # its agent lives on, and is killed below
         finally:
             end(worker)
-    wait(lambda: dead_keys(shop) == {task.id})
+    wait(lambda: letters(shop) == {task.id: "its worker was gone before it had settled this"})
     with shop.worker("-P", "solo") as worker:
         shop.send("note", "after")
         wait(lambda: shop.lines("after"), worker.said)

@@ -105,15 +105,15 @@ class Subscription:
 
     async def close(self) -> None:
         """The link is gone. If its program did not say so before, it has crashed, perhaps by one of these messages."""
-        await self._end("retry")
+        await self._end("retry", "its worker was gone before it had settled this")
 
-    async def _end(self, op: str) -> None:
+    async def _end(self, op: str, reason: str = "") -> None:
         for topic in list(self._queues):
             self._stop(topic)
         for lease in self._leases:
             lease.cancel()
         for delivery in self.deliveries.values():
-            delivery.queue.settle(op, delivery)
+            delivery.queue.settle(op, delivery, reason)
         self.deliveries.clear()
         await asyncio.gather(*(queue.flush() for queue in self._stopped))
 
@@ -149,7 +149,7 @@ class Subscription:
                 self._write({**header, "key": message.key, "properties": context}, message.body)
             except WireError:
                 _log.warning("%r is not a message that an SDK has sent: it is a dead letter now", message)
-                self.tell("dead", {"tags": [tag]})
+                self.tell("dead", {"tags": [tag], "reason": "not a message that an SDK has sent"})
         for row in range(taken, len(batch)):
             queue.settle("give_back", HeldDelivery(queue, batch[row].offset, batch[row].attempt))
 
