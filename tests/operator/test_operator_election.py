@@ -150,6 +150,7 @@ def test_a_leader_that_may_not_renew_stops_acting_and_begins_again(stage: Stage)
     running = stage.operator()
     stage.create(topics=[ORDERS])
     stage.settled()
+    former = running.operator.election.tenure()
     fault = stage.server.fault(method="PATCH", path="/namespaces/operators/leases/", code=500, times=None)
     stage.until(lambda: running.operator.election.tenure() is None)
     since_s = time.monotonic()
@@ -158,7 +159,7 @@ def test_a_leader_that_may_not_renew_stops_acting_and_begins_again(stage: Stage)
     assert stage.writes(since_s) == 0
     fault.times = 0
     stage.settled()
-    assert running.operator.election.tenure() == 2
+    assert running.operator.election.tenure() not in (None, former)
     assert len(stage.names("delayshards")) == 5
 
 
@@ -172,11 +173,12 @@ def test_failover_in_a_new_tenure_waits_for_no_pause_after_faults(
     stage.server.fault(method="PATCH", path="/poddisruptionbudgets/", code=500, times=None)
     stage.delete("poddisruptionbudgets", "shop")
     stage.until(lambda: [it for it in running.events if it.get("again_in_seconds") == 30])
+    former = running.operator.election.tenure()
     renewals = stage.server.fault(method="PATCH", path="/namespaces/operators/leases/", code=500, times=None)
     stage.until(lambda: running.operator.election.tenure() is None)
     stage.kubelet.frozen.add("shop-0")
     renewals.times = 0
-    stage.until(lambda: running.operator.election.tenure() == 2)
+    stage.until(lambda: running.operator.election.tenure() not in (None, former))
     leads_s = time.monotonic()
     stage.until(lambda: "n0" not in masters(stage))
     assert time.monotonic() - leads_s < 10, "it waited for the worker, which rests for 30 s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from importlib import metadata
 from typing import Any
@@ -96,8 +97,8 @@ def test_a_blocked_shard_holds_up_only_the_nodes_that_have_copies_of_it(
         stage.kubelet.kill(spec["master"].replace("n", "shop-"))
     stage.until(lambda: stage.reason("Degraded") == "ShardsBlocked")
     stage.edit(image="node:2")
-    stage.until(lambda: "also RolloutStuck" in stage.condition("Degraded")["message"])
-    assert "orders-0 (copies on " in stage.condition("Degraded")["message"]
+    rollout = "also RolloutStuck: .*orders-0 \\(copies on "  # before, perhaps, that a new pod is long in coming
+    stage.until(lambda: re.search(rollout, stage.condition("Degraded")["message"]))
     assert stage.kubelet.restarts == [other.replace("n", "shop-")]
     time.sleep(2)
     assert len(stage.kubelet.restarts) == 1
