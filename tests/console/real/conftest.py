@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
+from playwright.sync_api import expect
 
-from tests.console.support.browser import ConsoleBrowser, chromium, kept_pictures
+from tests.console.support.browser import SLOW_MS, ConsoleBrowser, chromium, kept_pictures
 from tests.console.support.console_process import running_console
+
+expect.set_options(timeout=SLOW_MS)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from delayctl.targets.registry import registry_editor
 from delaylocal import LocalCluster
 from delaylocal.rebalance_file import RebalanceFile
 from delayregistry.model import TopicSpec
+from playwright.sync_api import expect
 
 from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser, until
 from tests.console.support.console_process import running_console
@@ -94,7 +96,7 @@ def test_dead_letters_are_looked_at_redriven_and_dropped(seen: ConsoleBrowser, p
     assert "mail" in seen.text()
     seen.check("dead-letters")
     page.click("main tbody a")
-    assert page.locator("tbody tr").count() == 8
+    expect(page.locator("tbody tr")).to_have_count(8)
     assert f"{EVIL} 0" in page.inner_text("main"), "a body is text"
     for number in range(8):
         assert f"{EVIL} status 50{number}" in seen.text(), "why each was given up"
@@ -148,7 +150,7 @@ def test_schedules_are_paused_resumed_triggered_backfilled_and_deleted(
         assert page.locator("tbody tr").count() == 2
         seen.check("schedules")
         page.click("text=report")
-        assert page.locator("ol time").count() == 10, "the next ten"
+        expect(page.locator("ol time"), "the next ten").to_have_count(10)
         seen.check("schedule")
         one = "/schedules/one?" + urlencode({"topic": "again", "id": "report"})
         page.fill("input[name=note]", "holidays")
@@ -303,15 +305,18 @@ def test_a_node_that_hangs_takes_no_page_away(seen: ConsoleBrowser, pair: LocalC
 def test_a_node_that_hangs_while_the_page_is_made_is_named_and_the_others_are_shown(
     seen: ConsoleBrowser, pair: LocalCluster
 ) -> None:
-    """It is stopped as late in the load as it still matters: tried from the end of a load to its begin."""
+    """It is stopped as late in the load as it still matters: tried from the end of a load to its begin.
+
+    On a slow machine others may be late too, and the page says so: tried again.
+    """
     led = Counter(it.spec.master for it in pair.registry.list_shards())
     node = "n1" if led["n1"] else "n2"
     assert led[node] > 0
     path = "/wheel?by=shard&live=off"
     began_s = time.monotonic()
     seen.open(path)
-    usual_s, said = time.monotonic() - began_s, f"{node} has not answered within 3 s"
-    for part in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0):
+    usual_s, late = time.monotonic() - began_s, set[str]()
+    for part in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0) * 3:
         stopping = Timer(part * usual_s, os.kill, (pair.pids[node], signal.SIGSTOP))
         began_s = time.monotonic()
         stopping.start()
@@ -319,19 +324,19 @@ def test_a_node_that_hangs_while_the_page_is_made_is_named_and_the_others_are_sh
             page = seen.open(path)
             took_s, text = time.monotonic() - began_s, seen.text()
             stopping.join()
-            rows = page.locator("#rows-title + .scroll tbody tr").all_inner_texts()
-            masters = {row.split("\t")[1] for row in rows}
-            if said in text:
+            late = set(re.findall(r"(n\d) has not answered within 3 s", text))
+            if late == {node}:
+                rows = page.locator("#rows-title + .scroll tbody tr").all_inner_texts()
                 seen.check("wheel-a-node-hangs-midway")
         finally:
             stopping.join()
             os.kill(pair.pids[node], signal.SIGCONT)
         assert took_s < PAGE_S
-        if said in text:
+        if late == {node}:
             break
-    assert said in text
+    assert late == {node}
     assert 0 < len(rows) < led.total(), "all but what is on it"
-    assert node not in masters
+    assert node not in {row.split("\t")[1] for row in rows}
     pair.wait_ready()
 
 
