@@ -281,3 +281,12 @@ def test_eta_is_rounded_up_and_without_a_zone_the_applications() -> None:
     assert due_ms("2026-11-26T12:00:00.000001+00:00") == due_ms("2026-11-26T12:00:00.001+00:00")
     assert due_ms("2026-11-26T13:00:00+01:00") == due_ms("2026-11-26T12:00:00+00:00")
     assert due_ms("2026-11-26T12:00:00") == due_ms("2026-11-26T12:00:00+00:00")
+
+
+@pytest.mark.parametrize("module", ["celery", "agent.client", "django.backend"])
+def test_a_program_with_an_agent_loads_no_grpc(module: str) -> None:
+    """It forks its workers, and what has gRPC hangs after a fork: docs/decisions/0022-celery-agent.md."""
+    heavy = "('grpc', 'google.protobuf', 'numpy')"
+    code = f"import sys, delayclient.{module}; print(*(one for one in {heavy} if one in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == ""

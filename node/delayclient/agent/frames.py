@@ -11,8 +11,6 @@ import json
 import struct
 from typing import Any, Final
 
-from delayclient.errors import DelayError
-
 LENGTHS: Final = struct.Struct("<II")
 Frame = tuple[dict[str, Any], bytes]
 
@@ -20,12 +18,6 @@ Frame = tuple[dict[str, Any], bytes]
 def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     return LENGTHS.pack(len(text), len(payload)) + text + payload
-
-
-def failure(error: DelayError) -> dict[str, Any]:
-    """The header that tells of it."""
-    told = {"message": str(error), "code": error.code, "reason": error.reason, "retryable": error.retryable}
-    return {"error": told}
 
 
 def cut(buffer: bytearray) -> Frame | None:

@@ -19,7 +19,7 @@ from delayclient import tracing
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.agent import frames
-from delayclient.agent.subscription import Subscription
+from delayclient.agent.subscription import Subscription, failure
 from delayclient.errors import DelayError, NotAllowed
 from delayclient.producer.producer import Producer
 from delayclient.routing.access import Access
@@ -83,7 +83,7 @@ class Agent:
                     ask = subscription.ops.get(op) or self._ops[op]
                     answer = await (ask(payload, **header) if op == "send" else ask(**header))
                 except DelayError as error:
-                    answer = frames.failure(error)
+                    answer = failure(error)
                 except (ValueError, TypeError) as error:  # the SDK's, before it asks anybody
                     answer = {"error": {"message": str(error), "code": "INVALID_ARGUMENT"}}
                 writer.write(frames.encode(answer))

@@ -24,7 +24,6 @@ from delayapi.reasons import shortened
 from delayapi.wirefields import WireError
 
 from delayclient import tracing
-from delayclient.agent.frames import failure
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.received import NoAcks, ReceivedBatch
 from delayclient.errors import DelayError, unforeseen
@@ -49,6 +48,12 @@ class HeldDelivery:
     attempt: int
     over: bool = False
     """Its lease has ended, and another consumer may have it: said once."""
+
+
+def failure(error: DelayError) -> dict[str, Any]:
+    """The header that tells of it."""
+    told = {"message": str(error), "code": error.code, "reason": error.reason, "retryable": error.retryable}
+    return {"error": told}
 
 
 class Subscription:
