@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from click.testing import CliRunner
 from delaylocal import LocalCluster
 from delayrebalance.__main__ import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-pytestmark = pytest.mark.timeout(3600)  # CI runs it behind all others
 
 
 def run(*options: str) -> tuple[int, str, str]:

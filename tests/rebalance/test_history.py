@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-pytestmark = pytest.mark.timeout(3600)  # CI runs it behind all others
-
-
 def test_looks_are_kept_apart_and_read_back(spark: SparkSession, tmp_path: Path) -> None:
     node = WheelNode("n0", [Told("orders-0", [(NOW_MS, MINUTE_MS, 4)])])
     with serving(node) as endpoints:

@@ -19,8 +19,6 @@ from delayrebalance.proposal import to_plan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(3600)  # CI runs it behind all others
-
 START_MS = 1_790_000_100_000
 SLOT_MS = 5 * MINUTE_MS
 SETTINGS = SearchSettings(horizon_ms=2 * HOUR_MS, tolerance=0.0)

@@ -19,8 +19,6 @@ from tests.rebalance.nodes import NOW_MS, Told, WheelNode, serving
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(3600)  # CI runs it behind all others
-
 HOUR = NOW_MS // HOUR_MS * HOUR_MS
 
 

@@ -14,8 +14,6 @@ from delaylocal import LocalCluster
 from delayrebalance import __main__ as command
 from delayrebalance.session import java_missing
 
-pytestmark = pytest.mark.timeout(3600)  # CI runs it behind all others
-
 
 @pytest.mark.skipif(bool(java_missing()), reason="Spark needs Java")
 def test_spark_submit_runs_the_job_with_its_own_master(hot: LocalCluster, tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_a_node_that_hangs_while_the_page_is_made_is_named_and_the_others_are_sh
 ) -> None:
     """It is stopped as late in the load as it still matters: tried from the end of a load to its begin.
 
-    On a slow machine others may be late too, and the page says so: tried again.
+    On a slow machine others may be late too, and the page says so: the next part is tried.
     """
     led = Counter(it.spec.master for it in pair.registry.list_shards())
     node = "n1" if led["n1"] else "n2"
@@ -316,7 +316,7 @@ def test_a_node_that_hangs_while_the_page_is_made_is_named_and_the_others_are_sh
     began_s = time.monotonic()
     seen.open(path)
     usual_s, late = time.monotonic() - began_s, set[str]()
-    for part in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0) * 3:
+    for part in (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0):
         stopping = Timer(part * usual_s, os.kill, (pair.pids[node], signal.SIGSTOP))
         began_s = time.monotonic()
         stopping.start()
