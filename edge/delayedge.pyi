@@ -91,6 +91,7 @@ class Rows:
 
     topic: str
     queue: int
+    door: str | None  # of the method, as in `rows`: messages of one request each, and no queue; None: of that queue
     identity: object | None  # of all callers, as given to identify(); None: the listener does not ask
     forwarded: bool  # the calls have the metadata x-delay-forwarded, and it counts
     nbytes: int  # of all columns over messages
@@ -147,7 +148,7 @@ class Edge:
         cls,
         listen: str | int | None,
         *,
-        rows: dict[str, Literal["unary", "stream"]],
+        rows: dict[str, Literal["unary", "stream", "rocketmq", "rows"]] | dict[str, str],
         unary: list[str],
         streams: list[str],
         metadata: list[str] = ...,
@@ -157,10 +158,11 @@ class Edge:
         **limits: Unpack[Limits],
     ) -> Edge:
         """Listen on "host:port", or on the socket of a descriptor, from now on, as the listener "plain"; None: listen()
-        says where. Names of methods: "/package.Service/Method". metadata: names of what is told of calls that are not
-        rows. busy: a google.rpc.Status with nothing but details, for a call that ends with RESOURCE_EXHAUSTED for want
-        of room: its client may try again soon. expired: the same for a stream that ends with UNAUTHENTICATED because
-        its caller's identity has expired.
+        says where. Names of methods: "/package.Service/Method". rows: an Enqueue, an EnqueueStream, and by which door a
+        method stores messages: SendMessage of apache.rocketmq.v2, Send of delay.v1's MessageService. metadata: names of
+        what is told of calls but Enqueue's. busy: a google.rpc.Status with nothing but details, for a call that ends
+        with RESOURCE_EXHAUSTED for want of room: its client may try again soon. expired: the same for a stream that
+        ends with UNAUTHENTICATED because its caller's identity has expired.
 
         Raises OSError: can't listen. ValueError, TypeError: a wrong argument or an unknown limit.
         """
@@ -211,20 +213,29 @@ class Edge:
         first_seq: BufferLike,
         due: BufferLike | None = None,
         duplicate: BufferLike | None = None,
+        *,
+        queue: int = 0,
     ) -> None:
         """The requests are stored. For any requests, those of one group or not.
 
         token: u64[r]; count: u32[r]; first_seq: i64[r]; due: i64[n] ms, sent to requests with relative times;
-        duplicate: u8[r]. Arrays of these types; an empty one may be of any. Raises ValueError when they do not fit each
-        other, BufferError for another type.
+        duplicate: u8[r]. queue: where messages are that came by a door. Arrays of these types; an empty one may be of
+        any. Raises ValueError when they do not fit each other, BufferError for another type.
         """
 
     def answer_row(self, token: int, body: bytes) -> None:
-        """One request that came as bytes is answered by an encoded EnqueueResponse."""
+        """One request that came as bytes is answered by its encoded answer."""
 
     def refuse_row(self, token: int, code: int, message: str, details: bytes = b"", error: bytes = b"") -> None:
         """One request is not stored. An Enqueue ends with the status, details: a google.rpc.Status; an EnqueueStream
         goes on after an answer with `error`, a delay.v1.Error."""
+
+    def refuse_single(self, token: int, status: bytes) -> None:
+        """One row of door "rocketmq" is not stored, and the answer says so. status: an apache.rocketmq.v2.Status."""
+
+    def as_calls(self, token: BufferLike) -> None:
+        """Rows of a door come again, each as a "call" with its method's request, to be answered as one that came as
+        bytes. token: u64[r]."""
 
     def respond(self, token: int, body: bytes, *, tell: bool = False) -> bool:
         """A unary call's answer, and its end. tell: the event "sent" comes, whatever becomes of the answer.

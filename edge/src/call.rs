@@ -141,13 +141,14 @@ impl Call {
     }
 
     pub fn origin(&self) -> Origin<'_> {
-        Origin { caller: self.caller.as_ref(), forwarded: self.forwarded }
+        let door = if let Shape::Single(door) = self.method.shape { Some(door) } else { None };
+        Origin { caller: self.caller.as_ref(), forwarded: self.forwarded, door }
     }
 
     /// Whether one more message may begin, by what is under way.
     pub fn wants_more(&self, core: &Core) -> bool {
         match self.method.shape {
-            Shape::Row | Shape::Unary => true,
+            Shape::Row | Shape::Single(_) | Shape::Unary => true,
             Shape::RowStream => (self.ordered.len() as u64) < core.limits.max_unanswered,
             Shape::Stream => (self.holds.len() as u64) < core.limits.max_unread_messages,
         }

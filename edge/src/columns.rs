@@ -6,6 +6,8 @@ use bytes::Bytes;
 
 use crate::caller::Caller;
 use crate::decode::{EnqueueRequest, MAX_BATCH_BYTES, MAX_MESSAGES};
+use crate::inbox::Origin;
+use crate::single::Door;
 
 /// A request with larger records is a group by itself, and its records are not copied.
 pub const LARGE_BYTES: usize = 64 << 10;
@@ -34,6 +36,8 @@ impl Records {
 pub struct Group {
     pub topic: String,
     pub queue: u32,
+    /// `None`: they name a queue. Else they came by this door, and Python says which.
+    pub door: Option<Door>,
     /// Of all of them; `None`: not asked for.
     pub caller: Option<Arc<Caller>>,
     pub forwarded: bool,
@@ -54,12 +58,13 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn new(request: &EnqueueRequest<'_>, caller: Option<Arc<Caller>>, forwarded: bool) -> Self {
+    pub fn new(request: &EnqueueRequest<'_>, origin: Origin<'_>) -> Self {
         Group {
             topic: request.topic.to_owned(),
             queue: request.queue,
-            caller,
-            forwarded,
+            door: origin.door,
+            caller: origin.caller.cloned(),
+            forwarded: origin.forwarded,
             messages: 0,
             nbytes: 0,
             time: Vec::new(),
@@ -130,6 +135,8 @@ fn extend_or_zero(column: &mut Vec<u8>, from: &[u8], length: usize) {
 mod tests {
     use super::*;
 
+    const ANYBODY: Origin<'static> = Origin { caller: None, forwarded: false, door: None };
+
     fn request<'a>(relative: &'a [u8], key_hash: &'a [u8], records: &'a [u8]) -> EnqueueRequest<'a> {
         let (time, size) = (&[0; 8], &[1, 0, 0, 0]);
         EnqueueRequest { topic: "t", count: 1, time, size, relative, key_hash, records, ..EnqueueRequest::default() }
@@ -137,7 +144,7 @@ mod tests {
 
     #[test]
     fn absent_columns_are_zeros_beside_those_that_are_there() {
-        let mut group = Group::new(&request(&[], &[], b"a"), None, false);
+        let mut group = Group::new(&request(&[], &[], b"a"), ANYBODY);
         group.add(&request(&[], &[], b"a"), None, 1, -1);
         group.add(&request(&[1], &[9, 0, 0, 0], b"b"), None, 2, 5);
         group.add(&request(&[], &[], b"c"), None, 3, -1);
@@ -149,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_relative_column_is_empty_when_all_times_are_absolute() {
-        let mut group = Group::new(&request(&[], &[], b"a"), None, false);
+        let mut group = Group::new(&request(&[], &[], b"a"), ANYBODY);
         group.add(&request(&[], &[], b"a"), None, 1, -1);
         group.finish();
         assert!(group.relative.is_empty());
@@ -159,7 +166,7 @@ mod tests {
     fn requests_join_up_to_the_bounds_of_a_batch() {
         let one = request(&[], &[], b"a");
         let room = |messages, bytes| {
-            let mut group = Group::new(&one, None, false);
+            let mut group = Group::new(&one, ANYBODY);
             (group.messages, group.records) = (messages, Records::Joined(vec![0; bytes]));
             group.has_room_for(&one)
         };
@@ -171,7 +178,7 @@ mod tests {
     fn large_records_are_not_copied_and_stay_alone() {
         let message = Bytes::from(vec![7; LARGE_BYTES + 1]);
         let large = request(&[], &[], &message);
-        let mut group = Group::new(&large, None, false);
+        let mut group = Group::new(&large, ANYBODY);
         group.add(&large, Some(&message), 1, -1);
         assert!(matches!(&group.records, Records::Whole(records) if records.as_ptr() == message.as_ptr()));
         assert!(!group.has_room_for(&request(&[], &[], b"a")));

@@ -18,6 +18,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::lock::lock;
 use crate::rows::Rows;
+use crate::single::Door;
 use crate::unread::{CallUnread, Unread};
 
 /// How a method's calls are taken.
@@ -27,13 +28,15 @@ pub enum Shape {
     Row,
     /// EnqueueStream: many of them, answered in their order.
     RowStream,
+    /// A door's request to store messages: one message is handed over as a row, if it is a usual one.
+    Single(Door),
     Unary,
     Stream,
 }
 
 impl Shape {
     pub fn is_rows(self) -> bool {
-        matches!(self, Shape::Row | Shape::RowStream)
+        matches!(self, Shape::Row | Shape::RowStream | Shape::Single(_))
     }
 }
 

@@ -13,9 +13,9 @@ pub const MAX_RECORD_BYTES: u32 = 4 << 20;
 pub const MAX_BATCH_BYTES: usize = 8 << 20;
 const MAX_GROUP_DEPTH: u32 = 100;
 
-const VARINT: u8 = 0;
+pub const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
-const BYTES: u8 = 2;
+pub const BYTES: u8 = 2;
 const START_GROUP: u8 = 3;
 const END_GROUP: u8 = 4;
 const FIXED32: u8 = 5;
@@ -24,7 +24,7 @@ const FIXED32: u8 = 5;
 #[derive(Debug, PartialEq)]
 pub struct Malformed;
 
-type Result<T> = std::result::Result<T, Malformed>;
+pub type Result<T> = std::result::Result<T, Malformed>;
 
 /// A request whose columns are views over the bytes that were decoded.
 #[derive(Debug, Default, PartialEq)]
@@ -100,8 +100,9 @@ pub fn decode(data: &[u8]) -> Result<EnqueueRequest<'_>> {
     Ok(request)
 }
 
-struct Input<'a> {
-    rest: &'a [u8],
+/// What is left of a message.
+pub struct Input<'a> {
+    pub rest: &'a [u8],
 }
 
 impl<'a> Input<'a> {
@@ -130,16 +131,16 @@ impl<'a> Input<'a> {
         Err(Malformed)
     }
 
-    fn varint(&mut self) -> Result<u64> {
+    pub fn varint(&mut self) -> Result<u64> {
         self.varint_within(10)
     }
 
-    fn tag(&mut self) -> Result<u32> {
+    pub fn tag(&mut self) -> Result<u32> {
         let tag = u32::try_from(self.varint_within(5)?).map_err(|_| Malformed)?;
         if tag < 8 { Err(Malformed) } else { Ok(tag) }
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8]> {
+    pub fn bytes(&mut self) -> Result<&'a [u8]> {
         let length = self.varint_within(5)?;
         self.take(usize::try_from(length).map_err(|_| Malformed)?)
     }

@@ -10,13 +10,16 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::core::Core;
 use crate::encode::{self, Stored};
 use crate::grpc::Status;
+use crate::inbox::{Event, Kind};
 use crate::link::{Link, Mail};
-use crate::rows::Row;
+use crate::rows::{Row, Single};
 
 /// What was stored of r requests with n messages together.
 pub struct StoredRows {
     pub token: Vec<u64>,
     pub count: Vec<u32>,
+    /// Where they are; of rows that have named one it is not looked at.
+    pub queue: u32,
     pub uid: u64,
     pub first_seq: Vec<i64>,
     /// i64[n] ms, or empty.
@@ -62,12 +65,19 @@ pub fn answer(core: &Core, rows: &StoredRows) {
         let count = rows.count[place];
         let end = at + count as usize;
         if let Some(row) = row {
+            let first_seq = rows.first_seq[place];
+            if let Some(single) = &row.single {
+                let due_ms = rows.due.get(at).copied().or(single.asked.time_ms).unwrap_or(0);
+                let answer = single.asked.stored(rows.queue, rows.uid, due_ms, first_seq);
+                send(row, answer, &mut woken);
+                at = end;
+                continue;
+            }
             let due: Vec<u8> = match rows.due.get(at..end) {
                 Some(due) if row.relative => due.iter().flat_map(|due| due.to_le_bytes()).collect(),
                 _ => Vec::new(),
             };
             let duplicate = rows.duplicate.get(place).is_some_and(|&duplicate| duplicate != 0);
-            let first_seq = rows.first_seq[place];
             let answer = encode::stored(&Stored { uid: rows.uid, first_seq, count, due: &due, duplicate });
             send(row, answer, &mut woken);
         }
@@ -103,6 +113,27 @@ pub fn refuse(core: &Core, token: u64, status: Status, error: &[u8]) {
     }
     for link in woken {
         link.wake();
+    }
+}
+
+/// Refuse what a door has read, in the way of a door that says so in its answer.
+pub fn refuse_single(core: &Core, token: u64, status: &[u8]) {
+    let Some(single) = core.rows.take_single(token) else { return };
+    let Some(row) = core.rows.remove(&[token]).pop().flatten() else { return };
+    let mut woken = Vec::new();
+    send(row, single.asked.refused(status), &mut woken);
+    for link in woken {
+        link.wake();
+    }
+}
+
+/// Have Python serve these as calls, whatever was read of them.
+pub fn as_calls(core: &Core, tokens: &[u64]) {
+    for &token in tokens {
+        if let Some(Single { begun, body, .. }) = core.rows.take_single(token) {
+            core.figures.calls_begun.add_one();
+            core.inbox.put_event(Event { begun: Some(begun), body: Some(body), ..Event::of(token, Kind::Call) });
+        }
     }
 }
 

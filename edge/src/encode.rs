@@ -22,8 +22,7 @@ pub fn framed(message: &[u8]) -> Bytes {
 
 /// An EnqueueResponse, with its gRPC prefix.
 pub fn stored(stored: &Stored<'_>) -> Bytes {
-    let mut out = Vec::with_capacity(5 + 48 + stored.due.len());
-    out.extend_from_slice(&prefix(0));
+    let mut out = begun(48 + stored.due.len());
     if stored.uid != 0 {
         out.push(0x09);
         out.extend_from_slice(&stored.uid.to_le_bytes());
@@ -37,9 +36,7 @@ pub fn stored(stored: &Stored<'_>) -> Bytes {
         varint(&mut out, u64::from(stored.count));
     }
     if !stored.due.is_empty() {
-        out.push(0x22);
-        varint(&mut out, stored.due.len() as u64);
-        out.extend_from_slice(stored.due);
+        bytes(&mut out, 4, stored.due);
     }
     if stored.duplicate {
         out.extend_from_slice(&[0x28, 1]);
@@ -49,11 +46,8 @@ pub fn stored(stored: &Stored<'_>) -> Bytes {
 
 /// An EnqueueResponse that has only `error`, an encoded delay.v1.Error; with its gRPC prefix.
 pub fn refused(error: &[u8]) -> Bytes {
-    let mut out = Vec::with_capacity(5 + 6 + error.len());
-    out.extend_from_slice(&prefix(0));
-    out.push(0x32);
-    varint(&mut out, error.len() as u64);
-    out.extend_from_slice(error);
+    let mut out = begun(6 + error.len());
+    bytes(&mut out, 6, error);
     finish(out)
 }
 
@@ -62,9 +56,7 @@ pub fn rich_status(code: u32, message: &str, details: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(16 + message.len() + details.len());
     out.push(0x08);
     varint(&mut out, u64::from(code));
-    out.push(0x12);
-    varint(&mut out, message.len() as u64);
-    out.extend_from_slice(message.as_bytes());
+    bytes(&mut out, 2, message.as_bytes());
     out.extend_from_slice(details);
     out.into()
 }
@@ -74,13 +66,37 @@ fn prefix(length: usize) -> [u8; 5] {
     [0, a, b, c, d]
 }
 
-fn finish(mut out: Vec<u8>) -> Bytes {
+/// The prefix of a message of about so many bytes, which finish() fills in.
+pub fn begun(capacity: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(5 + capacity);
+    out.extend_from_slice(&prefix(0));
+    out
+}
+
+pub fn finish(mut out: Vec<u8>) -> Bytes {
     let whole = prefix(out.len() - 5);
     out[..5].copy_from_slice(&whole);
     Bytes::from(out)
 }
 
-fn varint(out: &mut Vec<u8>, mut value: u64) {
+/// A field of bytes. number: up to 15.
+pub fn bytes(out: &mut Vec<u8>, number: u8, value: &[u8]) {
+    head(out, number, value.len());
+    out.extend_from_slice(value);
+}
+
+/// What stands before the bytes of a field.
+pub fn head(out: &mut Vec<u8>, number: u8, length: usize) {
+    out.push(number << 3 | 2);
+    varint(out, length as u64);
+}
+
+/// Bytes that a field of so many takes.
+pub fn field_len(length: usize) -> usize {
+    1 + (64 - (length as u64 | 1).leading_zeros() as usize).div_ceil(7) + length
+}
+
+pub fn varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;

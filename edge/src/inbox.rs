@@ -15,6 +15,7 @@ use crate::columns::Group;
 use crate::decode::EnqueueRequest;
 use crate::lock::lock;
 use crate::signal::Signal;
+use crate::single::Door;
 use crate::tls::Shown;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -89,11 +90,13 @@ impl Event {
     }
 }
 
-/// Whose a row is. Those of different callers are never in one group, nor those that were forwarded with others.
+/// Where a row is from. Those of different callers are never in one group, nor those that were forwarded with others,
+/// nor those of two doors.
 #[derive(Clone, Copy)]
 pub struct Origin<'a> {
     pub caller: Option<&'a Arc<Caller>>,
     pub forwarded: bool,
+    pub door: Option<Door>,
 }
 
 pub struct Inbox {
@@ -101,9 +104,9 @@ pub struct Inbox {
     signal: Signal,
 }
 
-/// Per topic, queue and forwarded: the number of the group that takes more. Of groups that are here: topics and queues
+/// Per topic, queue, forwarded and door: the number of the group that takes more. Of groups that are here: topics and queues
 /// are of the clients' making, and must neither pile up nor be searched one by one.
-type Open = HashMap<String, HashMap<(u32, bool), u64>>;
+type Open = HashMap<String, HashMap<(u32, bool, Option<Door>), u64>>;
 
 #[derive(Default)]
 struct State {
@@ -185,7 +188,7 @@ fn fits(size: usize, left: usize, all: usize) -> bool {
 
 impl State {
     fn group_for(&mut self, request: &EnqueueRequest<'_>, origin: Origin<'_>, large: bool) -> &mut Group {
-        let Origin { caller, forwarded } = origin;
+        let Origin { caller, forwarded, door } = origin;
         let next = self.first + self.groups.len() as u64;
         let open = match caller {
             None => &mut self.open,
@@ -195,12 +198,12 @@ impl State {
             Some(queues) => queues,
             None => open.entry(request.topic.to_owned()).or_default(),
         };
-        let number = queues.entry((request.queue, forwarded)).or_insert(next);
+        let number = queues.entry((request.queue, forwarded, door)).or_insert(next);
         let open = self.groups.get((*number - self.first) as usize);
         // One that has no room is followed by a new one: the order stays.
         if large || !open.is_some_and(|group| group.has_room_for(request)) {
             *number = next;
-            self.groups.push_back(Group::new(request, caller.cloned(), forwarded));
+            self.groups.push_back(Group::new(request, origin));
         }
         let index = (*number - self.first) as usize;
         &mut self.groups[index]
@@ -222,8 +225,9 @@ impl State {
 /// The group of that number takes no more.
 fn forget(open: &mut Open, group: &Group, number: u64) {
     let Some(queues) = open.get_mut(&group.topic) else { return };
-    if queues.get(&(group.queue, group.forwarded)) == Some(&number) {
-        queues.remove(&(group.queue, group.forwarded));
+    let of = (group.queue, group.forwarded, group.door);
+    if queues.get(&of) == Some(&number) {
+        queues.remove(&of);
     }
     if queues.is_empty() {
         open.remove(&group.topic);
@@ -234,7 +238,7 @@ fn forget(open: &mut Open, group: &Group, number: u64) {
 mod tests {
     use super::*;
 
-    const ANYBODY: Origin<'static> = Origin { caller: None, forwarded: false };
+    const ANYBODY: Origin<'static> = Origin { caller: None, forwarded: false, door: None };
 
     fn request<'a>(topic: &'a str, queue: u32, records: &'a [u8]) -> EnqueueRequest<'a> {
         EnqueueRequest { topic, queue, count: 1, time: &[0; 8], size: &[1; 4], records, ..EnqueueRequest::default() }
@@ -255,14 +259,17 @@ mod tests {
             inbox.put_row(&request("t", queue, b"a"), None, ANYBODY, token, -1);
         }
         inbox.put_row(&request("t", 0, b"a"), None, Origin { forwarded: true, ..ANYBODY }, 4, -1);
-        assert_eq!(tokens(&inbox.take(1000).0), [(0, vec![1, 3]), (1, vec![2]), (0, vec![4])]);
+        inbox.put_row(&request("t", 0, b"a"), None, Origin { door: Some(Door::Rows), ..ANYBODY }, 5, -1);
+        inbox.put_row(&request("t", 0, b"a"), None, Origin { door: Some(Door::RocketMq), ..ANYBODY }, 6, -1);
+        let taken = tokens(&inbox.take(1000).0);
+        assert_eq!(taken, [(0, vec![1, 3]), (1, vec![2]), (0, vec![4]), (0, vec![5]), (0, vec![6])]);
     }
 
     #[test]
     fn requests_of_different_callers_are_in_different_groups() {
         let inbox = Inbox::new().unwrap();
         for (token, key) in [(1, 7), (2, 8), (3, 7)] {
-            let origin = Origin { caller: Some(&caller(key)), forwarded: false };
+            let origin = Origin { caller: Some(&caller(key)), ..ANYBODY };
             inbox.put_row(&request("t", 0, b"a"), None, origin, token, -1);
         }
         inbox.put_row(&request("t", 0, b"a"), None, ANYBODY, 4, -1);
@@ -311,7 +318,7 @@ mod tests {
         let inbox = Inbox::new().unwrap();
         let put = |topic: &str, token: u64| {
             let caller = caller(token as usize / 2);
-            let origin = Origin { caller: Some(&caller), forwarded: false };
+            let origin = Origin { caller: Some(&caller), ..ANYBODY };
             inbox.put_row(&request(topic, 0, &[0; 80]), None, origin, token, -1);
         };
         put("first", 0);

@@ -34,6 +34,7 @@ pub mod relief;
 pub mod rows;
 pub mod server;
 pub mod signal;
+pub mod single;
 pub mod threads;
 pub mod timing;
 pub mod tls;

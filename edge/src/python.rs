@@ -26,6 +26,7 @@ use crate::inbox::{Event, Kind};
 use crate::limits::Limits;
 use crate::listener::Listener;
 use crate::server::{Listen, Server};
+use crate::single::Door;
 use crate::tls::{self, Tls};
 use crate::writes::Writes;
 
@@ -96,6 +97,7 @@ fn identity(py: Python<'_>, caller: Option<&Arc<Caller>>) -> Option<Py<PyAny>> {
 struct PyRows {
     topic: String,
     queue: u32,
+    door: Option<&'static str>,
     identity: Option<Py<PyAny>>,
     forwarded: bool,
     nbytes: usize,
@@ -121,6 +123,7 @@ impl PyRows {
         Ok(PyRows {
             topic: group.topic,
             queue: group.queue,
+            door: group.door.map(Door::name),
             identity: identity(py, group.caller.as_ref()),
             forwarded: group.forwarded,
             nbytes: group.nbytes,
@@ -210,7 +213,9 @@ fn shape(path: &str, kind: &str) -> PyResult<Shape> {
     match kind {
         "unary" => Ok(Shape::Row),
         "stream" => Ok(Shape::RowStream),
-        _ => Err(PyValueError::new_err(format!("rows: {path} is \"unary\" or \"stream\", not {kind:?}"))),
+        _ => Door::named(kind).map(Shape::Single).ok_or_else(|| {
+            PyValueError::new_err(format!("rows: {path} is \"unary\", \"stream\" or a door's, not {kind:?}"))
+        }),
     }
 }
 
@@ -340,14 +345,15 @@ impl Edge {
     }
 
     #[allow(clippy::too_many_arguments, reason = "the columns of one answer, by name in Python")]
-    #[pyo3(signature = (token, count, uid, first_seq, due=None, duplicate=None))]
+    #[pyo3(signature = (token, count, uid, first_seq, due=None, duplicate=None, *, queue=0))]
     fn answer_rows(
         &self, token: &Bound<'_, PyAny>, count: &Bound<'_, PyAny>, uid: u64, first_seq: &Bound<'_, PyAny>,
-        due: Option<&Bound<'_, PyAny>>, duplicate: Option<&Bound<'_, PyAny>>,
+        due: Option<&Bound<'_, PyAny>>, duplicate: Option<&Bound<'_, PyAny>>, queue: u32,
     ) -> PyResult<()> {
         let rows = StoredRows {
             token: array(token)?,
             count: array(count)?,
+            queue,
             uid,
             first_seq: array(first_seq)?,
             due: due.map_or(Ok(Vec::new()), array)?,
@@ -367,6 +373,15 @@ impl Edge {
     #[pyo3(signature = (token, code, message, details=NONE, error=NONE))]
     fn refuse_row(&self, token: u64, code: u32, message: String, details: &[u8], error: &[u8]) {
         self.server.refuse_row(token, status(code, message, details), error);
+    }
+
+    fn refuse_single(&self, token: u64, status: &[u8]) {
+        self.server.refuse_single(token, status);
+    }
+
+    fn as_calls(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.server.as_calls(&array(token)?);
+        Ok(())
     }
 
     #[pyo3(signature = (token, body, *, tell=false))]

@@ -3,11 +3,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
 use slab::Slab;
 
 use crate::budget::Hold;
+use crate::inbox::Begun;
 use crate::link::Link;
 use crate::lock::lock;
+use crate::single::Asked;
 
 /// Set in the token of a row. The others are a connection and a call of it.
 pub const ROW: u64 = 1 << 63;
@@ -21,6 +24,15 @@ pub struct Row {
     /// Whether the answer has the dues.
     pub relative: bool,
     pub hold: Option<Hold>,
+    /// Of a door's request.
+    pub single: Option<Box<Single>>,
+}
+
+/// A door's request, as long as Python may still have it served as a call.
+pub struct Single {
+    pub asked: Asked,
+    pub begun: Begun,
+    pub body: Bytes,
 }
 
 #[derive(Default)]
@@ -50,6 +62,11 @@ impl Rows {
         tokens.iter().map(|&token| state.remove(token)).collect()
     }
 
+    /// What a door has read of this row, which stays: from now on it is a call's. `None` where nothing is read.
+    pub fn take_single(&self, token: u64) -> Option<Single> {
+        lock(&self.state).get_mut(token)?.single.take().map(|single| *single)
+    }
+
     pub fn len(&self) -> usize {
         lock(&self.state).rows.len()
     }
@@ -60,9 +77,13 @@ impl Rows {
 }
 
 impl State {
-    fn remove(&mut self, token: u64) -> Option<Row> {
+    fn get_mut(&mut self, token: u64) -> Option<&mut Row> {
         let (at, number) = (token as u32 as usize, (token >> 32) as u32 & 0x7fff_ffff);
-        let known = token & ROW != 0 && self.rows.get(at).is_some_and(|(has, _)| *has == number);
-        if known { self.rows.try_remove(at).map(|(_, row)| row) } else { None }
+        self.rows.get_mut(at).filter(|(has, _)| token & ROW != 0 && *has == number).map(|(_, row)| row)
+    }
+
+    fn remove(&mut self, token: u64) -> Option<Row> {
+        self.get_mut(token)?;
+        self.rows.try_remove(token as u32 as usize).map(|(_, row)| row)
     }
 }

@@ -121,6 +121,14 @@ impl Server {
         dispatch::refuse(&self.core, token, status, error);
     }
 
+    pub fn refuse_single(&self, token: u64, status: &[u8]) {
+        dispatch::refuse_single(&self.core, token, status);
+    }
+
+    pub fn as_calls(&self, tokens: &[u64]) {
+        dispatch::as_calls(&self.core, tokens);
+    }
+
     /// The only answer of a unary call. tell: with an event once it is held no longer, whatever became of it. Returns
     /// false when there was no room for it: then the call is refused.
     pub fn respond(&self, token: u64, body: &[u8], tell: bool) -> bool {

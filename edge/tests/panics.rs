@@ -97,8 +97,12 @@ async fn a_panic_is_counted_and_frees_what_its_connection_held() {
 async fn a_panic_about_one_group_ends_the_answers_of_no_other() {
     let core = core();
     let link = link(&core);
-    let row = |call| Row { link: link.clone(), call, in_stream: false, place: 0, relative: false, hold: None };
+    let row = |call| {
+        let link = link.clone();
+        Row { link, call, in_stream: false, place: 0, relative: false, hold: None, single: None }
+    };
     let stored = |token, count| StoredRows {
+        queue: 0,
         token: vec![token],
         count,
         uid: 1,

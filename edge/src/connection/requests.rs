@@ -15,10 +15,11 @@ use crate::clock::now_ms;
 use crate::core::{Shape, Window};
 use crate::decode::decode;
 use crate::grpc::{self, Status};
-use crate::inbox::{Event, Kind, Metadata, Question};
+use crate::inbox::{Event, Kind, Metadata, Origin, Question};
 use crate::inflate::Encoding;
 use crate::message::{Body, Message, Next};
-use crate::rows::Row;
+use crate::rows::{Row, Single};
+use crate::single::Door;
 use crate::unread::Answer;
 
 const FORWARDED: HeaderName = HeaderName::from_static("x-delay-forwarded");
@@ -55,7 +56,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let encoding = head.headers.get(ENCODING).map_or(Encoding::Identity, |name| Encoding::of(name.as_bytes()));
         let body = Body::new(stream, encoding, max_size);
         let forwarded = head.headers.contains_key(FORWARDED);
-        let metadata = if method.shape.is_rows() { Metadata::new() } else { self.asked_for(&head.headers) };
+        let unasked = matches!(method.shape, Shape::Row | Shape::RowStream);
+        let metadata = if unasked { Metadata::new() } else { self.asked_for(&head.headers) };
         let call = Call::new(&self.core, method, forwarded, deadline_ms, metadata, body, respond);
         if deadline_ms >= 0 {
             self.deadlines.insert((deadline_ms as u64, number));
@@ -214,10 +216,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(super) fn take(&mut self, number: u32, message: Message) {
         let Some(call) = self.calls.get_mut(&number) else { return };
         match call.method.shape {
-            Shape::Row | Shape::Unary if call.message.is_some() => {
+            Shape::Row | Shape::Single(_) | Shape::Unary if call.message.is_some() => {
                 self.refuse(number, grpc::INTERNAL, "a unary call has one message");
             }
-            Shape::Row | Shape::Unary => {
+            Shape::Row | Shape::Single(_) | Shape::Unary => {
                 if call.body.as_ref().is_some_and(Body::has_ended) {
                     call.body = None;
                     self.hand_over(number, Some(message));
@@ -244,7 +246,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let Some(call) = self.calls.get_mut(&number) else { return };
         call.body = None;
         match call.method.shape {
-            Shape::Row | Shape::Unary => {
+            Shape::Row | Shape::Single(_) | Shape::Unary => {
                 let message = call.message.take();
                 self.hand_over(number, message);
             }
@@ -256,8 +258,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// A unary call's request is whole; `None`: the call has no message.
     pub(super) fn hand_over(&mut self, number: u32, message: Option<Message>) {
         let Some(call) = self.calls.get_mut(&number) else { return };
-        if call.method.shape == Shape::Row {
-            return self.put_row(number, 0, message);
+        match call.method.shape {
+            Shape::Row => return self.put_row(number, 0, message),
+            Shape::Single(door) => return self.put_single(number, door, message),
+            _ => {}
         }
         call.told = true;
         let mut event = Event::of(self.link.token(number), Kind::Call);
@@ -277,7 +281,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     pub(super) fn put_row(&mut self, number: u32, place: u64, message: Option<Message>) {
         let Some(call) = self.calls.get_mut(&number) else { return };
         let in_stream = call.method.shape == Shape::RowStream;
-        let row = |relative, hold| Row { link: self.link.clone(), call: number, in_stream, place, relative, hold };
+        let link = self.link.clone();
+        let row = |relative, hold| Row { link, call: number, in_stream, place, relative, hold, single: None };
         let core = &self.core;
         let rest = match message {
             None => None,
@@ -296,5 +301,27 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let token = core.rows.add(row(true, hold));
         core.figures.calls_begun.add_one();
         core.inbox.put_event(Event { begun, body, ..Event::of(token, Kind::Call) });
+    }
+
+    /// A door's request. What is no usual request of one message is served as a call, as an Enqueue is that does not fit.
+    fn put_single(&mut self, number: u32, door: Door, message: Option<Message>) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        let (core, link) = (&self.core, self.link.clone());
+        let (body, hold) = message.map(Message::into_owned).map(|message| (message.bytes, message.hold)).unzip();
+        let read = body.as_ref().and_then(|body| door.read(body, &call.metadata));
+        let (caller, deadline_ms) = (call.caller.clone(), call.deadline_ms);
+        let begun = call.begun(&link);
+        let row = |single| Row { link, call: number, in_stream: false, place: 0, relative: true, hold, single };
+        let (Some(read), Some(body)) = (read, &body) else {
+            let token = core.rows.add(row(None));
+            core.figures.calls_begun.add_one();
+            return core.inbox.put_event(Event { begun: Some(begun), body, ..Event::of(token, Kind::Call) });
+        };
+        let (asked, columns) = read;
+        let topic = asked.topic.clone();
+        let token = core.rows.add(row(Some(Box::new(Single { asked, begun, body: body.clone() }))));
+        let origin = Origin { caller: caller.as_ref(), forwarded: false, door: Some(door) };
+        core.figures.requests_taken.add_one();
+        core.inbox.put_row(&columns.request(&topic), None, origin, token, deadline_ms);
     }
 }

@@ -19,7 +19,7 @@ from delaynode.limits.budget import BUSY_RETRY_MS
 from delaynode.limits.flow import Flow
 from delaynode.replication.transport.until import wait_until
 from delaynode.server.callers import Callers, Said, ends_ms
-from delaynode.server.edge import MAX_CALLS, METADATA, Body, Methods, Serve, ServeStream
+from delaynode.server.edge import MAX_CALLS, METADATA, Body, Methods, Readable, Serve, ServeStream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
 from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
@@ -56,7 +56,8 @@ class CompiledEdge:
         if not any(listener.identifies for listener in listeners):
             services[REFLECTION_SERVICE] = reflection_methods((*services, REFLECTION_SERVICE))
         self._config, self._flow, self._rows = config, flow, rows
-        self._enqueue, self._row_methods = enqueue, {enqueue: "unary", enqueue_stream: "stream"}
+        self._row_methods = {enqueue: "unary", enqueue_stream: "stream"}
+        self._readable: dict[str, Readable] = {}  # by door
         self._unary: dict[str, Serve] = {}
         self._streams: dict[str, ServeStream] = {}
         for service, methods in services.items():
@@ -64,6 +65,10 @@ class CompiledEdge:
                 self._unary[f"/{service}/{name}"] = serve
             for name, serve_stream in methods.streams.items():
                 self._streams[f"/{service}/{name}"] = serve_stream
+            for name, readable in methods.readable.items():
+                self._row_methods[f"/{service}/{name}"] = readable.door
+                self._readable[readable.door] = readable
+        self._serve_rows = {**self._unary, enqueue_stream: self._unary[enqueue]}
         self._calls: dict[int, _Call] = {}
         self._identifying: dict[tuple[str, str], set[asyncio.Task[None]]] = {}  # by listener and peer
         self._edge: Edge | None = None
@@ -106,7 +111,7 @@ class CompiledEdge:
     def _make(self, make: type[Edge]) -> Edge:
         limit, unread = self._config.in_flight_bytes, self._config.unread_bytes
         return make(
-            None, rows=self._row_methods,  # type: ignore[arg-type]
+            None, rows=self._row_methods,
             unary=[name for name in self._unary if name not in self._row_methods],
             streams=[name for name in self._streams if name not in self._row_methods],
             metadata=list(METADATA), max_connections=self._config.max_connections, max_calls=MAX_CALLS,
@@ -159,7 +164,11 @@ class CompiledEdge:
             token, count = np.frombuffer(rows.token, "<u8"), np.frombuffer(rows.count, "<u4")
             answers = _RowAnswers(edge, token, count)
             try:
-                self._rows.take(_group(rows, count, answers))
+                group = _group(rows, count, answers)
+                if rows.door is None:
+                    self._rows.take(group)
+                else:
+                    self._readable[rows.door].take(group, _ReadCalls(edge, token))
             except Exception as error:
                 refuse(answers, 0, len(token), error)
 
@@ -215,8 +224,8 @@ class CompiledEdge:
         assert event.method is not None
         call = _Call(self._edge, event, self._ended)
         self._calls[event.token] = call
-        if event.method in self._row_methods:  # its columns don't fit
-            call.run(self._serve_row(call, self._unary[self._enqueue], event.body))
+        if event.method in self._row_methods:  # it is no row, or is served as a call all the same
+            call.run(self._serve_row(call, self._serve_rows[event.method], event.body))
         elif event.method in self._unary:
             call.run(self._serve(call, self._unary[event.method], event.body))
         else:
@@ -407,6 +416,36 @@ class _RowAnswers:
         encoded = inside.SerializeToString()
         for token in self._token[first:end].tolist():
             self._edge.refuse_row(token, status.code.value[0], status.message, status.details, encoded)
+
+
+class _ReadCalls:
+    """Calls of a door, as rows. token: u64[r], by which the edge knows them."""
+
+    __slots__ = ("_edge", "_token")
+
+    def __init__(self, edge: Edge, token: Array) -> None:
+        self._edge, self._token = edge, token
+
+    def at(self, places: Sequence[int]) -> _ReadCalls:
+        return _ReadCalls(self._edge, self._token[np.asarray(places)])
+
+    def stored(self, first: int, end: int, queue: int, uid: int, appended: Appended) -> None:
+        count, seq = np.ones(end - first, np.uint32), appended.first_seq
+        first_seq = np.arange(seq, seq + end - first, dtype=np.int64)
+        due = None if appended.due is None else np.ascontiguousarray(appended.due).data
+        self._edge.answer_rows(self._token[first:end].data, count.data, uid, first_seq.data, due, queue=queue)
+
+    def refused(self, first: int, end: int, status: bytes) -> None:
+        for token in self._token[first:end].tolist():
+            self._edge.refuse_single(token, status)
+
+    def end(self, first: int, end: int, error: Refused | ForwardedError) -> None:
+        status = _status(error)
+        for token in self._token[first:end].tolist():
+            self._edge.refuse_row(token, status.code.value[0], status.message, status.details)
+
+    def serve(self, first: int, end: int) -> None:
+        self._edge.as_calls(self._token[first:end].data)
 
 
 def _identity(of: Event | Rows) -> Identity:

@@ -3,12 +3,18 @@ server/compiled_edge.py."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from delaynode.auth.identity import Identity
 from delaynode.limits.budget import Answers
+
+if TYPE_CHECKING:
+    from delaynode.server.forward import ForwardedError
+    from delaynode.server.handlers.rows import RowGroup
+    from delaynode.store.errors import Refused
+    from delaynode.store.shard import Appended
 
 Body: TypeAlias = bytes
 METADATA = ("x-mq-client-id", "x-mq-language")  # what doors ask calls for
@@ -59,13 +65,43 @@ ServeStream: TypeAlias = Callable[[Stream], AsyncGenerator[Body, None]]
 """Yields answers, each of which is on its way to the client when it goes on. Raises the same."""
 
 
+class ReadCalls(Protocol):
+    """Calls that the compiled edge has read as rows of one message each. [first, end): which of them. Each is answered
+    once."""
+
+    def at(self, places: Sequence[int]) -> ReadCalls:
+        """These of them."""
+
+    def stored(self, first: int, end: int, queue: int, uid: int, appended: Appended) -> None:
+        """Their messages are in that queue, one after the other, from appended.first_seq on."""
+
+    def refused(self, first: int, end: int, status: bytes) -> None:
+        """The answer says so. status: as the protocol has it, encoded."""
+
+    def end(self, first: int, end: int, error: Refused | ForwardedError) -> None:
+        """They end without an answer."""
+
+    def serve(self, first: int, end: int) -> None:
+        """They are served as if they had not been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A method whose usual requests the compiled edge can read. door: its name for their protocol. take: those that
+    came together, of one topic and caller, their queue not chosen."""
+
+    door: str
+    take: Callable[[RowGroup, ReadCalls], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Methods:
     """What a service serves, by method. batches: their requests count in the budget for what comes in until they are
-    served. internal: small calls of the cluster's own processes, which wait behind no client's.
+    served. internal: small calls of the cluster's own processes, which wait behind no client's. readable: of batches.
     """
 
     unary: Mapping[str, Serve] = field(default_factory=dict)
     batches: Mapping[str, Serve] = field(default_factory=dict)
     streams: Mapping[str, ServeStream] = field(default_factory=dict)
     internal: Mapping[str, Serve] = field(default_factory=dict)
+    readable: Mapping[str, Readable] = field(default_factory=dict)

@@ -7,7 +7,6 @@ quotas and passed on like those of any client (server/dispatch.py).
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from delaynode.node.routes import RemoteMaster
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.doors.calls import InnerCall
 from delaynode.server.doors.together import Together
-from delaynode.server.edge import Body, Call, Serve
+from delaynode.server.edge import Body, Call, Forwardable, Serve
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup
 from delaynode.store.errors import Refused
@@ -37,6 +36,7 @@ from delaynode.store.shard import Appended
 
 CALL_SECONDS = 30.0  # of a client that names no deadline
 ANSWER_SECONDS = 0.5  # before a client's deadline it is told why it has waited
+TOGETHER_SECONDS = 0.01
 AGAIN_SECONDS = 0.05  # between two looks for a master that is being made
 UNSTORED = ("NOT_MASTER", "BUSY")  # of these it is certain that nothing was stored
 PASSING = (*UNSTORED, "NOT_SERVING", "NOT_ENOUGH_REPLICAS")  # what has an id may be stored already, and is not again
@@ -79,13 +79,13 @@ class Door:
 
     def __init__(self, dispatch: Dispatch, calls: Mapping[str, Serve], rows: RowCalls) -> None:
         self.dispatch, self.node = dispatch, dispatch.node
-        self._calls, self._rows = calls, rows
-        self._turns, self._in_turn = itertools.count(), False
-        self._first = 0
+        self._calls, self.rows = calls, rows
+        self.under_way = 0  # messages that are being stored
+        self._first, self._next_at = 0, 0.0  # until when it is the number of _of_now()
         self._together = Together(dispatch, self.ask_bytes)
 
     # ------------------------------------------------------------ where to
-    def queues(self, method: str, call: Call, topic: str, group: str = "") -> list[Any]:
+    def queues(self, method: str, call: Forwardable, topic: str, group: str = "") -> list[Any]:
         """The topic's shards, of whom may do that with it. Raises Refused."""
         self.dispatch.check_right(method, call, topic, group)
         return self.node.routes.queues(topic)
@@ -146,49 +146,51 @@ class Door:
         inner = self.inner(call)
         results: list[Stored | Refused | None] = [None] * len(messages)
         groups: dict[tuple[Queue, bool], list[int]] = {}
-        choices: dict[str, _Choice | Refused] = {}
+        choices: dict[str, Choice | Refused] = {}
         for at, one in enumerate(messages):
             choice = choices.get(one.topic)
             if choice is None:
-                choice = choices[one.topic] = self._choice(call, one.topic, near=near)
+                choice = choices[one.topic] = self.choose(call, one.topic, near=near)
             if isinstance(choice, Refused):
                 results[at] = choice
             else:
                 by_id = bool(one.message_id) and choice.deduplicates
                 groups.setdefault(((one.topic, choice.queue_of(one, by_id=by_id)), by_id), []).append(at)
-        stored = await asyncio.gather(
-            *(
-                self._store(inner, queue, [messages[at] for at in rows], answers, by_id=by_id)
-                for (queue, by_id), rows in groups.items()
+        self.under_way += len(messages)
+        try:
+            stored = await asyncio.gather(
+                *(
+                    self._store(inner, queue, [messages[at] for at in rows], answers, by_id=by_id)
+                    for (queue, by_id), rows in groups.items()
+                )
             )
-        )
+        finally:
+            self.under_way -= len(messages)
         for rows, of_group in zip(groups.values(), stored, strict=True):
             for at, result in zip(rows, of_group, strict=True):
                 results[at] = result
         return [one if one is not None else Refused("INTERNAL", "no answer") for one in results]
 
-    def _choice(self, call: Call, topic: str, *, near: bool) -> _Choice | Refused:
+    def choose(self, call: Forwardable, topic: str, *, near: bool) -> Choice | Refused:
+        """Which queues messages of the topic go to; what comes together shares one."""
         try:
             shards = self.queues("Enqueue", call, topic)
         except Refused as refused:
             return refused
-        first = self._of_turn() % len(shards)
+        first = self._of_now() % len(shards)
         turn = [shard.spec.queue for shard in (*shards[first:], *shards[:first])]
         any_queue = next((queue for queue in turn if near and self.local(topic, queue)), None)
         if any_queue is None:
             any_queue = next((queue for queue in turn if self._is_served(topic, queue)), turn[0])
-        return _Choice(len(shards), any_queue, self.node.routes.deduplicates(topic))
+        return Choice(len(shards), any_queue, self.node.routes.deduplicates(topic))
 
-    def _of_turn(self) -> int:
-        """The same number for all calls of a turn of the event loop, another one in the next: what may go to any queue
-        and comes together shares a frame, with one write and one sync."""
-        if not self._in_turn:
-            self._in_turn, self._first = True, next(self._turns)
-            asyncio.get_running_loop().call_soon(self._turn_ends)
+    def _of_now(self) -> int:
+        """The same number for all that comes within TOGETHER_SECONDS, while some of it is under way, then the next: so
+        what may go to any queue and comes together shares a frame, with one write and one sync."""
+        now = time.monotonic()
+        if not self.under_way or now >= self._next_at:
+            self._first, self._next_at = self._first + 1, now + TOGETHER_SECONDS
         return self._first
-
-    def _turn_ends(self) -> None:
-        self._in_turn = False
 
     def _is_served(self, topic: str, queue: int) -> bool:
         try:
@@ -233,7 +235,7 @@ class Door:
         """Hand the messages over as one request. Raises Refused, ForwardedError."""
         answer = _OneAnswer(asyncio.get_running_loop().create_future())
         columns = _columns(messages)
-        self._rows.take(
+        self.rows.take(
             RowGroup(
                 *queue, call.identity(), False, columns.time, columns.relative, columns.size, columns.key_hash,
                 columns.tag_hash, columns.records, [BatchRun(0, 0, len(messages))],
@@ -354,7 +356,7 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """Which queue a message of a topic goes to. any_queue: that of all that may go to any."""
 
     queues: int

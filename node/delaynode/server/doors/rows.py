@@ -29,7 +29,8 @@ from delaynode.server.dispatch import parse
 from delaynode.server.doors.core import Changed, Door, Outgoing, Stored
 from delaynode.server.doors.receiving import Ask, Delivered, Receiving
 from delaynode.server.doors.records import decoded, fitting
-from delaynode.server.edge import Body, Call, Methods, Serve, Stream
+from delaynode.server.doors.singles import Singles
+from delaynode.server.edge import Body, Call, Methods, Readable, Serve, Stream
 from delaynode.server.handlers.consume import MAX_INVISIBLE_MS, MAX_WAIT_MS
 from delaynode.store.errors import Refused
 from delaynode.store.types import MAX_SEQ
@@ -58,6 +59,7 @@ class MessageService:
 
     def __init__(self, door: Door, receiving: Receiving) -> None:
         self._door, self._receiving = door, receiving
+        self._singles = Singles(door, near=False)
         self._in_flight: dict[tuple[str, str], set[_Stream]] = {}  # by topic and group
 
     def methods(self) -> Methods:
@@ -70,7 +72,8 @@ class MessageService:
             "DropDeadLetters": self._resolve(pb.ResolveDeadLettersRequest.DROP),
             **{name: self._pass_on(name, kind) for name, kind in SCHEDULE_CALLS.items()},
         }  # fmt: skip
-        return Methods(calls, {"Send": self._send}, {"ReceiveStream": self._receive_stream})
+        streams = {"ReceiveStream": self._receive_stream}
+        return Methods(calls, {"Send": self._send}, streams, readable={"Send": Readable("rows", self._singles.take)})
 
     # ------------------------------------------------------------ storing
     async def _send(self, data: Body, call: Call, answers: Answers) -> Body:

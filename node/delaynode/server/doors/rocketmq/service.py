@@ -31,7 +31,8 @@ from delaynode.server.doors.rocketmq.messages import (
     topic_of,
 )  # fmt: skip
 from delaynode.server.doors.rocketmq.statuses import Wrong, ok, status_of, together
-from delaynode.server.edge import Body, Call, Methods, Serve, Stream
+from delaynode.server.doors.singles import Singles
+from delaynode.server.edge import Body, Call, Methods, Readable, Serve, Stream
 from delaynode.server.handlers.consume import MAX_INVISIBLE_MS
 from delaynode.store.errors import Refused
 
@@ -54,6 +55,7 @@ class MessagingService:
 
     def __init__(self, door: Door, receiving: Receiving) -> None:
         self._door, self._receiving = door, receiving
+        self._singles = Singles(door, near=True, refusal=_encoded_status)
         self.clients = Clients()
         self.leases = Leases(door, self.clients)
         door.node.metrics.rocketmq = lambda: (len(self.clients), len(self.leases))
@@ -85,7 +87,8 @@ class MessagingService:
             ),
         }  # fmt: skip
         sends = {"SendMessage": self._serve(mq.SendMessageRequest, mq.SendMessageResponse, self._send)}
-        return Methods(unary, sends, {"Telemetry": self._telemetry, "ReceiveMessage": self._receive})
+        streams = {"Telemetry": self._telemetry, "ReceiveMessage": self._receive}
+        return Methods(unary, sends, streams, readable={"SendMessage": Readable("rocketmq", self._singles.take)})
 
     def _serve(
         self, kind: type[Request], answer: type[Any], do: Callable[[Request, Call, Answers], Awaitable[Any]]
@@ -380,6 +383,11 @@ def _lease_ms(name: str, duration: Any, least_ms: int) -> int:
         limits = f"{format_ms(least_ms)} to {format_ms(MAX_INVISIBLE_MS)}"
         raise Wrong(mq.ILLEGAL_INVISIBLE_TIME, f"{name} is {format_ms(lease_ms)}; allowed: {limits}")
     return lease_ms
+
+
+def _encoded_status(refused: Refused) -> bytes:
+    encoded: bytes = status_of(refused).SerializeToString()
+    return encoded
 
 
 def _receive_body(**content: Any) -> Body:
