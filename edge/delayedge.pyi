@@ -5,7 +5,7 @@ Columns are little-endian and packed. r: the requests of a group; n: the message
 requests; one that is over is ignored wherever it is given. `deadline_ms` is on the clock of `time.monotonic()`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypedDict, Unpack, final, type_check_only
 
 from typing_extensions import Buffer as BufferLike
@@ -240,11 +240,15 @@ class Edge:
     def respond(self, token: int, body: bytes, *, tell: bool = False) -> bool:
         """A unary call's answer, and its end. tell: the event "sent" comes, whatever becomes of the answer.
 
-        False: there was no room for it, and the call ends with RESOURCE_EXHAUSTED (and "gone"); or it is gone.
+        False: there was no room for it, and the call ends with UNAVAILABLE (and "gone"); or it is gone.
         """
 
     def write(self, token: int, body: bytes) -> bool:
         """One more message of a stream. False: write no more before the event "writable", or "gone"."""
+
+    def write_last(self, token: int, bodies: Sequence[bytes]) -> None:
+        """The last messages of a stream, and its end, in one piece. Together they are few bytes: nobody waits for
+        "writable". Where there is no room for them the call ends with UNAVAILABLE."""
 
     def more(self, token: int) -> None:
         """A message of a stream was dealt with: its room is free, and one more may come."""

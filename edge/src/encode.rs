@@ -61,7 +61,8 @@ pub fn rich_status(code: u32, message: &str, details: &[u8]) -> Bytes {
     out.into()
 }
 
-fn prefix(length: usize) -> [u8; 5] {
+/// What stands before a message of that length: one byte "not compressed", four bytes of length.
+pub fn prefix(length: usize) -> [u8; 5] {
     let [a, b, c, d] = (length as u32).to_be_bytes();
     [0, a, b, c, d]
 }

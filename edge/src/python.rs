@@ -13,6 +13,7 @@ use http::{HeaderName, HeaderValue};
 use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 use pyo3::{ffi, intern};
 
@@ -21,6 +22,7 @@ use crate::clock::now_ms;
 use crate::columns::{Group, LARGE_BYTES, Records};
 use crate::core::Shape;
 use crate::dispatch::StoredRows;
+use crate::encode;
 use crate::grpc::Status;
 use crate::inbox::{Event, Kind};
 use crate::limits::Limits;
@@ -391,6 +393,15 @@ impl Edge {
 
     fn write(&self, token: u64, body: &[u8]) -> bool {
         self.server.write(token, body)
+    }
+
+    fn write_last(&self, token: u64, bodies: Vec<PyBackedBytes>) {
+        let mut framed = Vec::with_capacity(bodies.iter().map(|body| 5 + body.len()).sum());
+        for body in &bodies {
+            framed.extend_from_slice(&encode::prefix(body.len()));
+            framed.extend_from_slice(body);
+        }
+        self.server.write_last(token, framed.into());
     }
 
     fn more(&self, token: u64) {

@@ -148,6 +148,18 @@ impl Server {
         self.send(token, body, Some(&unread)) && unread.may_write()
     }
 
+    /// The last messages of a stream, each with its gRPC prefix, and its end, which leave together.
+    pub fn write_last(&self, token: u64, framed: Bytes) {
+        let Some(link) = self.link(token) else { return };
+        let Some(unread) = self.core.stream(token) else { return };
+        let call = token as u32;
+        let Some(answer) = link.unread.answer(framed, Some(&unread)) else { return link.send(Mail::NoRoom { call }) };
+        let first = link.put(Mail::Body { call, answer });
+        if link.put(Mail::End { call, status: Status::new(0, "") }) || first {
+            link.wake();
+        }
+    }
+
     fn send(&self, token: u64, body: &[u8], unread: Option<&Arc<CallUnread>>) -> bool {
         let Some(link) = self.link(token) else { return false };
         let call = token as u32;

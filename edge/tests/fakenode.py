@@ -19,7 +19,7 @@ T = TypeVar("T")
 ENQUEUE = "/delay.v1.DelayService/Enqueue"
 ENQUEUE_STREAM = "/delay.v1.DelayService/EnqueueStream"
 UNARY = ("Echo", "Fail", "Hold", "Big", "Told", "Who")
-STREAMS = ("Chat", "Download", "HoldStream", "FailLate")
+STREAMS = ("Chat", "Download", "Last", "HoldStream", "FailLate")
 UID = 77
 DETAILS = bytes(range(256))
 EXPIRED = b"\x1a\x02hi"  # one detail
@@ -204,6 +204,12 @@ class FakeNode:
         messages, size = map(int, (event.body or b"").split())
         self._writes[event.token] = deque([bytes(size)] * messages)
         self._write_on(event.token)
+
+    def _message_Last(self, event: Event) -> None:
+        messages, size = map(int, (event.body or b"").split())
+        self.edge.write(event.token, b"first")
+        self.edge.write_last(event.token, [bytes(size)] * messages)
+        self.edge.end(event.token, 9, "it has ended")
 
     def _write_on(self, token: int) -> None:
         writes = self._writes.get(token)

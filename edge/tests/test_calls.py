@@ -197,6 +197,13 @@ def test_a_download_waits_for_its_reader_and_comes_whole(start) -> None:
         node.wait(lambda: node.edge.figures()["unread_bytes"] == 0)
 
 
+@pytest.mark.parametrize(("messages", "size"), [(0, 0), (1, 0), (3, 10), (100, 1_000)])
+def test_the_last_answers_come_with_the_end_of_their_stream(node, channel, messages: int, size: int) -> None:
+    answers = list(stream(channel, "Last")(iter([f"{messages} {size}".encode()])))
+    assert answers == [b"first", *[bytes(size)] * messages]
+    node.wait(lambda: node.edge.figures()["unread_bytes"] == 0 == node.edge.figures()["calls"])
+
+
 def test_health_and_reflection_need_nothing_of_their_own() -> None:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

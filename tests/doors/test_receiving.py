@@ -40,6 +40,9 @@ class Elsewhere:
     def local(self, *_: object) -> bool:
         return False
 
+    def host(self, *_: object) -> None:
+        return None
+
     async def ask_bytes(self, method: str, data: bytes, request: pb.ReceiveRequest, *_: object) -> bytes:
         if not request.wait_ms:
             return NOTHING

@@ -19,7 +19,7 @@ from delaynode.limits.budget import BUSY_RETRY_MS
 from delaynode.limits.flow import Flow
 from delaynode.replication.transport.until import wait_until
 from delaynode.server.callers import Callers, Said, ends_ms
-from delaynode.server.edge import MAX_CALLS, METADATA, Body, Methods, Readable, Serve, ServeStream
+from delaynode.server.edge import MAX_CALLS, METADATA, Body, Last, Methods, Readable, Serve, ServeStream
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
 from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
@@ -256,12 +256,14 @@ class CompiledEdge:
         try:
             async with aclosing(serve(call)) as bodies:
                 async for body in bodies:
-                    if not self._edge.write(call.token, body):
+                    if isinstance(body, Last):
+                        self._edge.write_last(call.token, body.bodies)
+                    elif not self._edge.write(call.token, body):
                         await call.writable()
         except ENDS as error:
             _end(self._edge, call.token, _status(error))
             return
-        self._edge.end(call.token)
+        self._edge.end(call.token)  # unless it has ended
 
     async def _serve_row(self, call: _Call, serve: Serve, body: Body | None) -> None:
         """Serve a request with message ids; refuse one whose columns do not fit with what `serve` finds wrong."""

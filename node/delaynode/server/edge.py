@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Body: TypeAlias = bytes
 METADATA = ("x-mq-client-id", "x-mq-language")  # what doors ask calls for
+LAST_BYTES = 128 << 10
 MAX_CALLS = 20_000  # at once; with grpc.aio one that waits costs some 20 KiB
 
 
@@ -58,10 +59,22 @@ class Stream(Call, Protocol):
         """told: the next request, if one comes before read() is called, which returns it all the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last answers of a stream, which are sent together and with its end: little, at most LAST_BYTES."""
+
+    bodies: Sequence[Body]
+
+
+def bodies_of(yielded: Body | Last) -> Sequence[Body]:
+    """What a stream has yielded, for a carrier that sends each by itself."""
+    return yielded.bodies if isinstance(yielded, Last) else (yielded,)
+
+
 Serve: TypeAlias = Callable[[Body, Call, Answers], Awaitable[Body]]
 """Serves a call of one request. Raises Refused or ForwardedError. Asks `Answers` for room before it has a large answer
 in memory."""
-ServeStream: TypeAlias = Callable[[Stream], AsyncGenerator[Body, None]]
+ServeStream: TypeAlias = Callable[[Stream], AsyncGenerator[Body | Last, None]]
 """Yields answers, each of which is on its way to the client when it goes on. Raises the same."""
 
 

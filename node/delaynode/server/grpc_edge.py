@@ -20,7 +20,7 @@ from delaynode.auth.identity import ANONYMOUS, PRINCIPAL, Identity
 from delaynode.limits.budget import Answers, Hold
 from delaynode.limits.flow import Flow
 from delaynode.server.callers import Caller, Callers, Said, ends_ms, shown_by
-from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream
+from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream, bodies_of
 from delaynode.server.forward import FORWARDED, ForwardedError
 from delaynode.server.health import HEALTH_SERVICE, Health
 from delaynode.server.listeners import AGE_GRACE_MS, Listener
@@ -322,7 +322,8 @@ def streamed(serve: ServeStream, flow: Flow, callers: GrpcCallers) -> grpc.RpcMe
         try:
             async with timeout, aclosing(serve(GrpcCall(context, flow, callers.listener, caller))) as bodies:
                 async for body in bodies:
-                    await context.write(body)
+                    for one in bodies_of(body):
+                        await context.write(one)
         except TimeoutError:
             if not timeout.expired():
                 raise

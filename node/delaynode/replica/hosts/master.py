@@ -518,6 +518,13 @@ class ShardHost(CopyHost):
             # A master that is cut off must not keep its consumers waiting while another delivers.
             await self.waiters.wait_for_group(group, left if self.replication is None else min(left, UNSURE_SECONDS))
 
+    def is_empty_for(self, group: str) -> bool:
+        """Whether a consumer of the group, which is known here and has no filter, would have to wait now."""
+        found = self.shard.consumers.groups.get(group)
+        return (
+            found is not None and not found.tags and not found.readable(self.shard.queue, self.resources.clock.now_ms())
+        )
+
     async def pass_filtered(self, group: str) -> None:
         """Look for the group's next message, a step after the other: its filter may leave millions out, and other
         shards have their turns between two steps. Raises Refused."""

@@ -7,7 +7,8 @@ consumer that has taken some and left others wakes the next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from delaynode.store.columns import distinct
@@ -69,9 +70,25 @@ class WaitQueues:
             self.wake_first(group)  # it may have been woken for a message that somebody else must take now
             raise
         finally:
-            if not line.waiters and self._lines.get(group) is line:
-                line.disarm()
-                del self._lines[group]
+            self._leave(group, line)
+
+    @contextmanager
+    def in_line(self, group: str, future: asyncio.Future[None]) -> Iterator[None]:
+        """In the group's line, of which one may stand in several: the first that has something sets the future."""
+        line = self._lines.setdefault(group, GroupWaiters())
+        line.waiters[future] = None
+        self.wake_first(group)
+        try:
+            yield
+        finally:
+            line.waiters.pop(future, None)
+            self.wake_first(group)  # it may have been told what another's future was set for
+            self._leave(group, line)
+
+    def _leave(self, group: str, line: GroupWaiters) -> None:
+        if not line.waiters and self._lines.get(group) is line:
+            line.disarm()
+            del self._lines[group]
 
     async def wait_for_release(self, seconds: float) -> None:
         """Wait for a release, at most `seconds`."""

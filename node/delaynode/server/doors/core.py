@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 
 from delaynode.limits.budget import Answers
 from delaynode.node.routes import RemoteMaster
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.dispatch import Dispatch
 from delaynode.server.doors.calls import InnerCall
 from delaynode.server.doors.together import Together
@@ -98,10 +99,15 @@ class Door:
 
     def local(self, topic: str, queue: int) -> bool:
         """Whether this node serves the shard just now."""
+        return self.host(topic, queue) is not None
+
+    def host(self, topic: str, queue: int) -> ShardHost | None:
+        """Of the shard, if this node serves it just now."""
         try:
-            return not isinstance(self.node.finder.find(topic, queue), RemoteMaster)
+            found = self.node.finder.find(topic, queue)
         except Refused:
-            return False
+            return None
+        return None if isinstance(found, RemoteMaster) else found
 
     async def ask(self, method: str, request: Message, kind: type[Answer], call: InnerCall, answers: Answers) -> Answer:
         """One call of DelayService. A shard without a master is waited for. Raises Refused."""

@@ -38,7 +38,7 @@ from delaynode.server.callers import Caller, Callers, Said, ends_ms
 from delaynode.server.doors.core import as_refused
 from delaynode.server.doors.json_names import check_names
 from delaynode.server.doors.rows import MESSAGE_SERVICE
-from delaynode.server.edge import Body, Methods, Serve, ServeStream
+from delaynode.server.edge import Body, Methods, Serve, ServeStream, bodies_of
 from delaynode.server.forward import ForwardedError
 from delaynode.server.listeners import Listener
 from delaynode.server.rpc import DOMAIN
@@ -289,10 +289,11 @@ class HttpDoor:
         try:
             ends = min((one for one in (call.time_remaining(), caller.seconds_left()) if one is not None), default=None)
             async with asyncio.timeout(ends), aclosing(self._streams[method](call)) as bodies:
-                async for answer in bodies:
-                    if in_json:
-                        answer = to_json(answered.FromString(answer), as_json_values)
-                    await response.write(ENVELOPE.pack(0, len(answer)) + answer)
+                async for yielded in bodies:
+                    for answer in bodies_of(yielded):
+                        if in_json:
+                            answer = to_json(answered.FromString(answer), as_json_values)
+                        await response.write(ENVELOPE.pack(0, len(answer)) + answer)
         except TimeoutError:
             end = {"error": {"code": "deadline_exceeded", "message": "connect-timeout-ms is over"}}
             if call.time_remaining() != 0:

@@ -15,6 +15,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from delayapi.codec import MessageBatchView, decode_message_batch
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.receipt import Receipt
 
+from delaynode.replica.hosts.master import UNSURE_SECONDS
 from delaynode.server.doors.calls import InnerCall
 from delaynode.server.doors.core import Door
 from delaynode.server.doors.records import fitting
@@ -86,7 +88,7 @@ class Receiving:
         queues = [shard.spec.queue for shard in (*shards[first:], *shards[:first])]
         if local_only:
             queues = [queue for queue in queues if self._door.local(ask.topic, queue)]
-        found, refusals = await self._take_there(call, ask, queues)
+        found, refusals = await self._take_there(call, ask, queues, waits=wait_seconds > 0)
         if found or wait_seconds <= 0:
             if not found and refusals:
                 raise refusals[0]
@@ -96,15 +98,21 @@ class Receiving:
             return []
         return await self._wait(call, ask, queues, wait_seconds)
 
-    async def _take_there(self, call: Call, ask: Ask, queues: Sequence[int]) -> tuple[list[Delivered], list[Refused]]:
+    async def _take_there(
+        self, call: Call, ask: Ask, queues: Sequence[int], *, waits: bool
+    ) -> tuple[list[Delivered], list[Refused]]:
         """What is there now, and what those said that could not be asked. Once something is found, only shards here
-        are looked at. Raises Refused."""
+        are looked at; of those that have nothing one is only asked for a consumer that would be told so. Raises
+        Refused."""
         found: list[Delivered] = []
         refusals: list[Refused] = []
         taken = 0  # bytes
         try:
             for queue in queues:
                 if found and not self._door.local(ask.topic, queue):
+                    continue
+                here = self._door.host(ask.topic, queue) if found or waits else None
+                if here is not None and not ask.tags and here.is_empty_for(ask.group):
                     continue
                 try:
                     came = await self._receive(
@@ -127,7 +135,13 @@ class Receiving:
         """Ask all of them, until the first has something or the time is over. Raises Refused."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        polls = {self._poll(call, ask, queue, until): queue for queue in queues}
+        # A filter's consumers wait in each shard: what it leaves out is passed over there.
+        here = [queue for queue in queues if not ask.tags and self._door.local(ask.topic, queue)]
+        polls: dict[asyncio.Task[list[Delivered]], tuple[int, ...]] = {
+            self._poll(call, ask, queue, until): (queue,) for queue in queues if queue not in here
+        }
+        if here:
+            polls[loop.create_task(self._here(call, ask, here, until))] = tuple(here)
         found: list[Delivered] = []
         wanted = False
         try:
@@ -135,25 +149,50 @@ class Receiving:
                 done, _ = await asyncio.wait(polls, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 again: list[tuple[int, bool]] = []  # queues to be asked again, and whether not at once
                 for task in done:
-                    queue = polls.pop(task)
+                    ended = polls.pop(task)
                     try:
                         found += task.result()
-                        again.append((queue, False))
+                        again += [(queue, False) for queue in ended]
                     except Refused as refused:
                         if refused.reason not in UNSERVED:
                             raise
-                        again.append((queue, True))
+                        again += [(queue, True) for queue in ended]
                 for queue, later in again if not found else ():
                     if later:
-                        polls[loop.create_task(self._later(call, ask, queue, until))] = queue
+                        polls[loop.create_task(self._later(call, ask, queue, until))] = (queue,)
                     else:
-                        polls[self._poll(call, ask, queue, until)] = queue
+                        polls[self._poll(call, ask, queue, until)] = (queue,)
             wanted = True
         finally:
             found += await self._end(call, ask, polls)
             if not wanted:
                 self.give_back(call, found)
         return found
+
+    async def _here(self, call: Call, ask: Ask, queues: Sequence[int], until: float) -> list[Delivered]:
+        """What comes first to these shards, which are here: one consumer in a line of each. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        hosts = [(queue, self._door.host(ask.topic, queue)) for queue in queues]
+        while (left := until - loop.time()) > 0:
+            woken = loop.create_future()
+            timer = loop.call_later(min(left, UNSURE_SECONDS), _set, woken)
+            with ExitStack() as lines:
+                lines.callback(timer.cancel)
+                for queue, host in hosts:
+                    if host is None:
+                        raise Refused("NOT_SERVING", f"shard {ask.topic}-{queue} is not here")
+                    host.check_serving()
+                    lines.enter_context(host.waiters.in_line(ask.group, woken))
+                await woken
+                for queue, host in hosts:
+                    if host is None or host.is_empty_for(ask.group):
+                        continue
+                    if found := await self._receive(call, ask, queue, 0, ask.max_messages, ask.max_bytes):
+                        return found
+        for queue in queues:  # which may wait for what has taken the last one away
+            if found := await self._receive(call, ask, queue, 0, ask.max_messages, ask.max_bytes):
+                return found
+        return []
 
     def _poll(self, call: Call, ask: Ask, queue: int, until: float) -> asyncio.Task[list[Delivered]]:
         """A call for what comes to one shard: one that was left, or a new one."""
@@ -174,11 +213,13 @@ class Receiving:
             return []
         return await self._receive(call, ask, queue, int(left * 1_000), ask.max_messages, ask.max_bytes)
 
-    async def _end(self, call: Call, ask: Ask, polls: dict[asyncio.Task[list[Delivered]], int]) -> list[Delivered]:
+    async def _end(
+        self, call: Call, ask: Ask, polls: dict[asyncio.Task[list[Delivered]], tuple[int, ...]]
+    ) -> list[Delivered]:
         """Nobody waits for these any more. What some of them have by now."""
         ended = []
-        for task, queue in polls.items():
-            if task.done() or self._door.local(ask.topic, queue):
+        for task, (queue, *others) in polls.items():
+            if task.done() or others or self._door.local(ask.topic, queue):
                 task.cancel()
                 ended.append(task)
             else:
@@ -247,6 +288,11 @@ class Receiving:
         for giving in self._tasks:
             giving.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _key(call: Call, ask: Ask, queue: int) -> Key:

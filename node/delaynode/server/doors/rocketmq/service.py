@@ -32,7 +32,7 @@ from delaynode.server.doors.rocketmq.messages import (
 )  # fmt: skip
 from delaynode.server.doors.rocketmq.statuses import Wrong, ok, status_of, together
 from delaynode.server.doors.singles import Singles
-from delaynode.server.edge import Body, Call, Methods, Readable, Serve, Stream
+from delaynode.server.edge import LAST_BYTES, Body, Call, Last, Methods, Readable, Serve, Stream
 from delaynode.server.handlers.consume import MAX_INVISIBLE_MS
 from delaynode.store.errors import Refused
 
@@ -199,7 +199,7 @@ class MessagingService:
         return mq.RecallMessageResponse(status=ok(), message_id=message_id[:MAX_ID_BYTES])
 
     # ------------------------------------------------------------ deliveries
-    async def _receive(self, stream: Stream) -> AsyncGenerator[Body, None]:
+    async def _receive(self, stream: Stream) -> AsyncGenerator[Body | Last, None]:
         """A status, then the messages, then when they were handed over."""
         answers = self._door.dispatch.flow.answers(stream)
         found: Sequence[Delivered] = ()
@@ -217,10 +217,13 @@ class MessagingService:
             if request.auto_renew:
                 self.leases.add(key, stream, [one.receipt for one in found])
             none = mq.Status(code=mq.MESSAGE_NOT_FOUND, message="no message is due")
-            yield _receive_body(status=ok() if found else none)
-            for body in bodies:
-                yield body
-            yield _receive_body(delivery_timestamp=timestamp(self._door.node.clock.now_ms()))
+            bodies.insert(0, _receive_body(status=ok() if found else none))
+            bodies.append(_receive_body(delivery_timestamp=timestamp(self._door.node.clock.now_ms())))
+            if sum(map(len, bodies)) <= LAST_BYTES:
+                yield Last(bodies)
+            else:
+                for body in bodies:
+                    yield body
             answers.sent()
         except BaseException:  # who asked has gone before it had them
             if found:
