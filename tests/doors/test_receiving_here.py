@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from delayapi.proto.delay.v1 import messages_pb2 as rows
 from delaynode.auth.identity import ANONYMOUS
-from delaynode.server.doors import receiving
+from delaynode.replica.hosts import master
 from delaynode.server.doors.receiving import Ask, Delivered
 
 from tests.auth.serving import GivenCall, until
@@ -24,7 +24,7 @@ SECONDS = 30.0
 @pytest.fixture(autouse=True)
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that was not woken waits for ever."""
-    monkeypatch.setattr(receiving, "UNSURE_SECONDS", 3_600.0)
+    monkeypatch.setattr(master, "UNSURE_SECONDS", 3_600.0)
 
 
 async def receive(node: Served, wait: float = SECONDS) -> list[Delivered]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from contextlib import suppress
 from functools import partial
@@ -515,8 +516,13 @@ class ShardHost(CopyHost):
             if left <= 0:
                 await self.wait_committed(found.commit_dependency.last)  # what took the last one away
                 return ConsumerDelivery(np.empty(0, np.int64), np.empty(0, np.uint32), shard.queue.read(0, 0))
-            # A master that is cut off must not keep its consumers waiting while another delivers.
-            await self.waiters.wait_for_group(group, left if self.replication is None else min(left, UNSURE_SECONDS))
+            await self.waiters.wait_for_group(group, min(left, self.sure_seconds))
+
+    @property
+    def sure_seconds(self) -> float:
+        """So long a consumer waits before it is asked again whether this is the master: one that is cut off must not
+        keep its consumers waiting while another delivers."""
+        return UNSURE_SECONDS if self.replication is not None else math.inf
 
     def is_empty_for(self, group: str) -> bool:
         """Whether a consumer of the group, which is known here and has no filter, would have to wait now."""

@@ -24,7 +24,7 @@ from delayapi.codec import MessageBatchView, decode_message_batch
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.receipt import Receipt
 
-from delaynode.replica.hosts.master import UNSURE_SECONDS
+from delaynode.replica.hosts.master import ShardHost
 from delaynode.server.doors.calls import InnerCall
 from delaynode.server.doors.core import Door
 from delaynode.server.doors.records import fitting
@@ -172,20 +172,23 @@ class Receiving:
     async def _here(self, call: Call, ask: Ask, queues: Sequence[int], until: float) -> list[Delivered]:
         """What comes first to these shards, which are here: one consumer in a line of each. Raises Refused."""
         loop = asyncio.get_running_loop()
-        hosts = [(queue, self._door.host(ask.topic, queue)) for queue in queues]
+        hosts: list[tuple[int, ShardHost]] = []
+        for queue in queues:
+            host = self._door.host(ask.topic, queue)
+            if host is None:
+                raise Refused("NOT_SERVING", f"shard {ask.topic}-{queue} is here no more")
+            hosts.append((queue, host))
         while (left := until - loop.time()) > 0:
             woken = loop.create_future()
-            timer = loop.call_later(min(left, UNSURE_SECONDS), _set, woken)
             with ExitStack() as lines:
-                lines.callback(timer.cancel)
-                for queue, host in hosts:
-                    if host is None:
-                        raise Refused("NOT_SERVING", f"shard {ask.topic}-{queue} is not here")
+                for _, host in hosts:
                     host.check_serving()
                     lines.enter_context(host.waiters.in_line(ask.group, woken))
+                timer = loop.call_later(min(left, *(host.sure_seconds for _, host in hosts)), _set, woken)
+                lines.callback(timer.cancel)
                 await woken
                 for queue, host in hosts:
-                    if host is None or host.is_empty_for(ask.group):
+                    if host.is_empty_for(ask.group):
                         continue
                     if found := await self._receive(call, ask, queue, 0, ask.max_messages, ask.max_bytes):
                         return found
