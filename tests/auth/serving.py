@@ -14,7 +14,7 @@ from delaynode.auth.identity import Identity
 from delaynode.listener_options import ListenerConfig
 from delaynode.node.node import Node
 from delaynode.server.doors.doors import Doors
-from delaynode.server.edge import Methods
+from delaynode.server.edge import Methods, bodies_of
 from delaynode.server.handlers.rows import RowCalls
 from delaynode.server.operations import REPLICATION_SERVICE, SERVICE
 from delaynode.server.replica_status import ReplicationService
@@ -126,7 +126,8 @@ class SecuredNode:
 
     async def stream(self, method: str, who: Identity, *requests: Any, service: str = SERVICE) -> list[bytes]:
         call = GivenCall(who, *(one.SerializeToString() for one in requests))
-        return [body async for body in self._methods[service].streams[method](call)]
+        stream = self._methods[service].streams[method](call)
+        return [body async for yielded in stream for body in bodies_of(yielded)]
 
 
 async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
