@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -43,13 +45,39 @@ T = TypeVar("T")
 _END: Final = object()
 _SETTLE_S: Final = 2.0
 """After close(), for tasks to end by themselves."""
+_LINGER_S: Final = 30.0
+_MAX_STOPPED: Final = 16  # each has three descriptors
+
+
+class _StoppedLoops:
+    """Those that have stopped. For a while gRPC may still have something to tell them, and does so in whichever loop
+    runs: a closed one would be an error there, by which that loop's own news are held up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops: deque[tuple[float, asyncio.AbstractEventLoop]] = deque()
+        atexit.register(self._close, 0)
+
+    def add(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._loops.append((time.monotonic() + _LINGER_S, loop))
+        self._close(_MAX_STOPPED)
+
+    def _close(self, most: int) -> None:
+        """Those whose time is over, and the oldest of more than `most`."""
+        with self._lock:
+            while self._loops and (len(self._loops) > most or self._loops[0][0] < time.monotonic()):
+                self._loops.popleft()[1].close()
+
+
+_stopped: Final = _StoppedLoops()
 
 
 class _LoopThread:
     """An event loop that runs in a daemon thread. Once it has stopped, all raise Closed."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self._what, self._ended = what, False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="delayclient", daemon=True)
         self._thread.start()
@@ -58,20 +86,18 @@ class _LoopThread:
         return threading.get_ident() == self._thread.ident
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError:
+        if self._ended:
             coroutine.close()
-            raise Closed(self._what) from None
+            raise Closed(self._what)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.submit(coroutine).result()
 
     def soon(self, call: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            self.loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:
-            raise Closed(self._what) from None
+        if self._ended:
+            raise Closed(self._what)
+        self.loop.call_soon_threadsafe(call, *arguments)
 
     def each(self, rows: Any) -> Iterator[Any]:
         async def following() -> Any:
@@ -82,9 +108,10 @@ class _LoopThread:
 
     def stop(self) -> None:
         self.run(_settle())
+        self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self.loop.close()
+        _stopped.add(self.loop)
 
 
 async def _settle() -> None:
