@@ -147,6 +147,26 @@ async def test_a_changed_address_is_tried_at_once_however_long_the_wait_had_beco
 
 
 @running
+async def test_an_attempt_that_ends_already_may_be_given_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the end of its time and its task's next turn: it was told as an error of the loop."""
+    async with ring("n0", "n1") as made:
+        loop, links = asyncio.get_running_loop(), made.links["n0"]
+        connect, trying = loop.sock_connect, asyncio.Event()
+
+        async def hang(sock: socket.socket, address: tuple[str, int]) -> None:
+            trying.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(loop, "sock_connect", hang)
+        links.want(["n1"])
+        await trying.wait()
+        monkeypatch.setattr(loop, "sock_connect", connect)
+        links.drop("n1")
+        loop.call_soon(links.drop, "n1")  # its turn comes after the attempt's time has ended
+        await until("the link is up", lambda: made.handlers["n0"].count("up", "n1") == 1, 2)
+
+
+@running
 async def test_a_port_that_another_process_listens_on_now_is_no_link() -> None:
     async with ring("n0", "n1", "n2") as made:
         right = made.addresses["n1"]

@@ -459,7 +459,7 @@ class _Link:
         self._wake.set()
         if self.wire is not None:
             self.wire.close(reason)
-        elif self._connecting:
+        elif self._connecting and not self._deadline.expired():
             self._deadline.reschedule(0)
 
     def renew(self, security: LinkSecurity, now_ms: int) -> None:
