@@ -43,6 +43,7 @@ KILLS = (  # when, after the eta, s
     ("a worker's main process alone killed 0.5 s after", 0.5, os.kill),
 )
 START_S = 8.0  # of a worker
+RUN = np.dtype([("task", "<i8"), ("late_s", "<f8")])  # of a task, as the worker notes it
 QUIET_S = 5.0  # before the eta: nothing is sent any more
 
 
@@ -60,9 +61,9 @@ app = application(os.environ.get("BROKER"))
 
 
 @app.task(name="note")
-def note(due_s: float) -> None:
+def note(due_s: float, number: int) -> None:
     with open(os.environ["LATE"], "ab") as log:
-        log.write(np.float64(time.time() - due_s).tobytes())
+        log.write(np.array([(number, time.time() - due_s)], RUN).tobytes())
 
 
 # ---------------------------------------------------------------- brokers
@@ -155,37 +156,42 @@ def worker(broker: str, late: Path) -> Iterator[int]:
 def send(sender: Celery, tasks: int, due_s: float, threads: int) -> tuple[int, float]:
     """How many tasks were sent before it was too late for their eta, and how long that took, s."""
 
-    def send_some(share: int) -> int:
-        for sent in range(share):
+    def send_some(thread: int) -> int:
+        numbers = range(thread, tasks, threads)
+        for sent, number in enumerate(numbers):
             if time.time() > due_s - QUIET_S:
                 return sent
-            sender.send_task("note", (due_s,), countdown=due_s - time.time())
-        return share
+            sender.send_task("note", (due_s, number), countdown=due_s - time.time())
+        return len(numbers)
 
     begun_s = time.monotonic()
     with ThreadPoolExecutor(threads) as pool:
-        sent = sum(pool.map(send_some, [tasks // threads + (n < tasks % threads) for n in range(threads)]))
+        sent = sum(pool.map(send_some, range(threads)))
     if not sent:
         raise SystemExit(f"no task was sent within {due_s - QUIET_S - time.time():.0f} s: give a longer --ahead")
     return sent, time.monotonic() - begun_s
 
 
-def late_ms(late: Path, tasks: int, wait_s: float) -> NDArray[np.float64]:
-    """How late tasks ran, in the order in which they did, once there are so many or the wait is over."""
+def runs(late: Path, tasks: int, wait_s: float) -> NDArray[np.void]:
+    """What ran, in its order, once so many tasks did or the wait is over. dtype: RUN."""
     end_s = time.monotonic() + wait_s
-    while late.stat().st_size < tasks * 8 and time.monotonic() < end_s:
+    while True:
+        if late.stat().st_size >= tasks * RUN.itemsize or time.monotonic() > end_s:
+            found = np.frombuffer(late.read_bytes(), RUN)
+            if len(np.unique(found["task"])) >= tasks or time.monotonic() > end_s:
+                return found
         time.sleep(0.2)
-    return np.frombuffer(late.read_bytes(), np.float64) * 1000
 
 
-def described(found: NDArray[np.float64], tasks: int) -> str:
+def described(found: NDArray[np.void], tasks: int) -> str:
     if not len(found):
         return f"none of {tasks:,} ran"
-    p50, p99 = np.percentile(found, (50, 99))
-    early = int((found < 0).sum())
+    different = len(np.unique(found["task"]))
+    late_ms = found["late_s"] * 1000
+    p50, p99 = np.percentile(late_ms, (50, 99))
     return (
-        f"{len(found):,} of {tasks:,} ran, {early} early; late p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, "
-        f"last {found.max():,.0f} ms"
+        f"{different:,} of {tasks:,} ran, {len(found) - different:,} runs were another one of the same task, "
+        f"{int((late_ms < 0).sum())} early; late p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, last {late_ms.max():,.0f} ms"
     )
 
 
@@ -198,7 +204,7 @@ def measure(name: str, wanted: int, ahead_s: float, within_s: float, threads: in
             tasks, sent_s = send(sender, wanted, due_s, threads)
             time.sleep(max(0.0, due_s - 4 - time.time()))
             waiting = held_bytes(pid)
-            found = late_ms(late, tasks, due_s - time.time() + within_s)
+            found = runs(late, tasks, due_s - time.time() + within_s)
             ran_s = time.time() - due_s
         print(
             f"{name}: {tasks:,} of {wanted:,} sent, {tasks / sent_s:,.0f} a second; worker {idle / 2**20:.0f} MiB "
@@ -212,7 +218,7 @@ def measure(name: str, wanted: int, ahead_s: float, within_s: float, threads: in
                 time.sleep(max(0.0, due_s + after_s - time.time()))
                 kill(pid, signal.SIGKILL)
                 with worker(broker, killed):
-                    found = late_ms(killed, tasks, due_s - time.time() + KILLED_WAIT_S)
+                    found = runs(killed, tasks, due_s - time.time() + KILLED_WAIT_S)
             print(f"{name}, {what}: {described(found, tasks)}", flush=True)
 
 
