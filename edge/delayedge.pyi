@@ -89,7 +89,7 @@ class Rows:
     A request with more than 64 KiB of records is a group by itself, and `records` is a Buffer then.
     """
 
-    topic: str
+    topic: str  # of door "rocketmq-ack" the client's x-mq-client-id, and the records are receipts
     queue: int
     door: str | None  # of the method, as in `rows`: messages of one request each, and no queue; None: of that queue
     identity: object | None  # of all callers, as given to identify(); None: the listener does not ask
@@ -158,8 +158,9 @@ class Edge:
         **limits: Unpack[Limits],
     ) -> Edge:
         """Listen on "host:port", or on the socket of a descriptor, from now on, as the listener "plain"; None: listen()
-        says where. Names of methods: "/package.Service/Method". rows: an Enqueue, an EnqueueStream, and by which door a
-        method stores messages: SendMessage of apache.rocketmq.v2, Send of delay.v1's MessageService. metadata: names of
+        says where. Names of methods: "/package.Service/Method". rows: an Enqueue ("unary"), an EnqueueStream
+        ("stream"), and the doors' requests about single messages: SendMessage ("rocketmq") and AckMessage
+        ("rocketmq-ack") of apache.rocketmq.v2, Send ("rows") of delay.v1's MessageService. metadata: names of
         what is told of calls but Enqueue's. busy: a google.rpc.Status with nothing but details, for a call that ends
         with RESOURCE_EXHAUSTED for want of room: its client may try again soon. expired: the same for a stream that
         ends with UNAUTHENTICATED because its caller's identity has expired.
@@ -230,8 +231,9 @@ class Edge:
         """One request is not stored. An Enqueue ends with the status, details: a google.rpc.Status; an EnqueueStream
         goes on after an answer with `error`, a delay.v1.Error."""
 
-    def refuse_single(self, token: int, status: bytes) -> None:
-        """One row of door "rocketmq" is not stored, and the answer says so. status: an apache.rocketmq.v2.Status."""
+    def answer_single(self, token: int, status: bytes) -> None:
+        """What became of one row of door "rocketmq", which is not stored, or "rocketmq-ack". status: an
+        apache.rocketmq.v2.Status."""
 
     def as_calls(self, token: BufferLike) -> None:
         """Rows of a door come again, each as a "call" with its method's request, to be answered as one that came as

@@ -28,15 +28,20 @@ pub enum Shape {
     Row,
     /// EnqueueStream: many of them, answered in their order.
     RowStream,
-    /// A door's request to store messages: one message is handed over as a row, if it is a usual one.
+    /// A door's request: one about one message is handed over as a row, if it is a usual one.
     Single(Door),
     Unary,
     Stream,
 }
 
 impl Shape {
-    pub fn is_rows(self) -> bool {
-        matches!(self, Shape::Row | Shape::RowStream | Shape::Single(_))
+    /// Whether messages are to be stored.
+    pub fn stores(self) -> bool {
+        match self {
+            Shape::Row | Shape::RowStream => true,
+            Shape::Single(door) => door.stores(),
+            Shape::Unary | Shape::Stream => false,
+        }
     }
 }
 
@@ -142,7 +147,7 @@ impl Core {
     }
 
     pub fn budget(&self, shape: Shape) -> &Arc<Budget> {
-        if shape.is_rows() { &self.rows_budget } else { &self.calls_budget }
+        if shape.stores() { &self.rows_budget } else { &self.calls_budget }
     }
 
     /// Whether a call that begins would be one too many.

@@ -116,12 +116,12 @@ pub fn refuse(core: &Core, token: u64, status: Status, error: &[u8]) {
     }
 }
 
-/// Refuse what a door has read, in the way of a door that says so in its answer.
-pub fn refuse_single(core: &Core, token: u64, status: &[u8]) {
+/// Say what became of what a door has read, in the way of a door that says so in its answers.
+pub fn answer_single(core: &Core, token: u64, status: &[u8]) {
     let Some(single) = core.rows.take_single(token) else { return };
     let Some(row) = core.rows.remove(&[token]).pop().flatten() else { return };
     let mut woken = Vec::new();
-    send(row, single.asked.refused(status), &mut woken);
+    send(row, single.asked.answer(status), &mut woken);
     for link in woken {
         link.wake();
     }

@@ -377,8 +377,8 @@ impl Edge {
         self.server.refuse_row(token, status(code, message, details), error);
     }
 
-    fn refuse_single(&self, token: u64, status: &[u8]) {
-        self.server.refuse_single(token, status);
+    fn answer_single(&self, token: u64, status: &[u8]) {
+        self.server.answer_single(token, status);
     }
 
     fn as_calls(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {

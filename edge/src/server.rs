@@ -121,8 +121,8 @@ impl Server {
         dispatch::refuse(&self.core, token, status, error);
     }
 
-    pub fn refuse_single(&self, token: u64, status: &[u8]) {
-        dispatch::refuse_single(&self.core, token, status);
+    pub fn answer_single(&self, token: u64, status: &[u8]) {
+        dispatch::answer_single(&self.core, token, status);
     }
 
     pub fn as_calls(&self, tokens: &[u64]) {

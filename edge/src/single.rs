@@ -1,11 +1,14 @@
-//! A door's request to store one message, as a row: SendMessage of apache.rocketmq.v2, Send of delay.v1's MessageService.
+//! A door's request about one message, as a row: SendMessage of apache.rocketmq.v2 and Send of delay.v1's MessageService
+//! store one, AckMessage of apache.rocketmq.v2 acknowledges one.
 //!
 //! ```text
-//! request -> Columns: a record (delay.v1.Message), its hashes and time; and Asked: what the answer needs
+//! to store:        request -> Columns: a record (delay.v1.Message), its hashes and time
+//! to acknowledge:  request -> Columns: a record, which is its receipt
+//!                  both    -> Asked: what the answer needs
 //! ```
 //! Only what is usual is read. All else (several messages, a field that is not known here, GZIP, what is to be refused) is
 //! served by Python from the request's bytes, so that there is one place that words refusals. Whatever is read here is
-//! stored as Python would store it.
+//! what Python would make of it.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,13 +27,15 @@ const MAX_ID_BYTES: usize = 256;
 const MAX_PROPERTIES: usize = 128;
 const MAX_PROPERTIES_BYTES: usize = 16 << 10;
 const MAX_HOST_BYTES: usize = 255;
+const RECEIPT_NUMBERS: usize = 4 + 8 + 8 + 4 + 8; // bytes after the names
 const OWN: &str = "rocketmq.";
 const CLIENT_ID: &str = "x-mq-client-id";
 
-/// By which protocol a request came.
+/// By which protocol a request came, and what for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Door {
     RocketMq,
+    RocketMqAck,
     Rows,
 }
 
@@ -38,14 +43,17 @@ pub enum Door {
 #[derive(Debug)]
 pub struct Asked {
     pub door: Door,
-    pub topic: Arc<str>,
+    /// The topic of a message to be stored, the client that acknowledges one: what may be together has the same.
+    pub of: Arc<str>,
     pub message_id: String,
     /// The due in ms since 1970, or the delay where it is relative; `None`: at once.
     pub time_ms: Option<i64>,
+    /// Of what is acknowledged.
+    pub receipt_handle: String,
 }
 
-/// One message, to be stored.
-#[derive(Debug)]
+/// One message to be stored, or a receipt.
+#[derive(Debug, Default)]
 pub struct Columns {
     record: Vec<u8>,
     time: [u8; 8],
@@ -59,9 +67,9 @@ type Read = (Asked, Columns);
 
 impl Columns {
     /// As a request of a queue that Python will choose.
-    pub fn request<'a>(&'a self, topic: &'a str) -> EnqueueRequest<'a> {
+    pub fn request<'a>(&'a self, of: &'a str) -> EnqueueRequest<'a> {
         EnqueueRequest {
-            topic,
+            topic: of,
             count: 1,
             time: &self.time,
             relative: if self.relative { &[1] } else { &[] },
@@ -79,6 +87,7 @@ impl Door {
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "rocketmq" => Some(Door::RocketMq),
+            "rocketmq-ack" => Some(Door::RocketMqAck),
             "rows" => Some(Door::Rows),
             _ => None,
         }
@@ -87,18 +96,26 @@ impl Door {
     pub fn name(self) -> &'static str {
         match self {
             Door::RocketMq => "rocketmq",
+            Door::RocketMqAck => "rocketmq-ack",
             Door::Rows => "rows",
         }
     }
 
-    /// The message of a request, if it is a usual one.
+    /// What a request is about, if it is a usual one.
     pub fn read(self, request: &[u8], metadata: &Metadata) -> Option<Read> {
+        let client =
+            || metadata.iter().find(|(name, id)| name == CLIENT_ID && !id.is_empty()).map(|(_, id)| id.as_str());
         match self {
             _ if request.len() > 2 * LARGE_BYTES => None,
-            Door::RocketMq if !metadata.iter().any(|(name, id)| name == CLIENT_ID && !id.is_empty()) => None,
-            Door::RocketMq => rocketmq(request),
+            Door::RocketMq => client().and_then(|_| rocketmq(request)),
+            Door::RocketMqAck => rocketmq_ack(request, client()?),
             Door::Rows => rows(request),
         }
+    }
+
+    /// Whether messages are stored, for which the budget is that of Enqueue.
+    pub fn stores(self) -> bool {
+        self != Door::RocketMqAck
     }
 }
 
@@ -137,7 +154,8 @@ impl Parts<'_> {
         if record.is_empty() {
             return None;
         }
-        let asked = Asked { door, topic: topic.into(), message_id: message_id.to_owned(), time_ms: self.time_ms };
+        let (of, message_id, receipt_handle) = (topic.into(), message_id.to_owned(), String::new());
+        let asked = Asked { door, of, message_id, time_ms: self.time_ms, receipt_handle };
         let columns = Columns {
             time: self.time_ms.unwrap_or(0).to_le_bytes(),
             relative: self.relative,
@@ -319,6 +337,44 @@ fn check_digest(digest: &[u8], body: &[u8]) -> Option<()> {
     }
 }
 
+// ------------------------------------------------------------ apache.rocketmq.v2.AckMessageRequest
+fn rocketmq_ack(request: &[u8], client: &str) -> Option<Read> {
+    let (mut group, mut topic, mut entry) = (None, None, None);
+    each(request, |number, value| match (number, value) {
+        (1, Value::Bytes(resource)) => once(&mut group, resource_name(resource)?),
+        (2, Value::Bytes(resource)) => once(&mut topic, resource_name(resource)?),
+        (3, Value::Bytes(bytes)) => once(&mut entry, bytes),
+        _ => None,
+    })?;
+    let (mut message_id, mut handle) = (None, None);
+    each(entry?, |number, value| match (number, value) {
+        (1, Value::Bytes(bytes)) if bytes.len() <= MAX_ID_BYTES => once(&mut message_id, text(bytes)?),
+        (2, Value::Bytes(bytes)) => once(&mut handle, text(bytes)?),
+        _ => None,
+    })?;
+    let (handle, message_id) = (handle?, message_id.unwrap_or("").to_owned());
+    let record = unbase64url(handle)?;
+    let names = receipt_names(&record)?;
+    if names != (topic?.as_bytes(), group?.as_bytes()) {
+        return None;
+    }
+    let size = u32::try_from(record.len()).ok()?.to_le_bytes();
+    let receipt_handle = handle.to_owned();
+    let asked = Asked { door: Door::RocketMqAck, of: client.into(), message_id, time_ms: None, receipt_handle };
+    Some((asked, Columns { record, size, ..Columns::default() }))
+}
+
+/// Topic and group of a receipt as delayapi's receipt.py packs it, if it is whole.
+fn receipt_names(packed: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (body, check) = packed.split_last_chunk::<4>()?;
+    let [1, of_topic, of_group, names @ ..] = body else { return None };
+    let (of_topic, of_group) = (usize::from(*of_topic), usize::from(*of_group));
+    if names.len() != of_topic + of_group + RECEIPT_NUMBERS || crc32(body) != u32::from_le_bytes(*check) {
+        return None;
+    }
+    Some((&names[..of_topic], &names[of_topic..of_topic + of_group]))
+}
+
 // ------------------------------------------------------------ delay.v1.SendRequest
 fn rows(request: &[u8]) -> Option<Read> {
     let (topic, message) = only(request, Some(1), 2)?;
@@ -347,19 +403,23 @@ fn rows(request: &[u8]) -> Option<Read> {
 impl Asked {
     /// The answer that says where the message is; with its gRPC prefix.
     pub fn stored(&self, queue: u32, uid: u64, due_ms: i64, seq: i64) -> Bytes {
-        let handle = || handle(&self.topic, queue, uid, due_ms, seq);
+        let handle = || handle(&self.of, queue, uid, due_ms, seq);
         match self.door {
-            Door::RocketMq => {
-                let recall = self.time_ms.map(|_| format!("{}.{}", handle(), self.message_id));
-                rocketmq_answer(OK, &self.message_id, seq, recall.as_deref().unwrap_or(""))
-            }
             Door::Rows => rows_answer(&handle(), due_ms),
+            _ => {
+                let recall = self.time_ms.map(|_| format!("{}.{}", handle(), self.message_id));
+                send_answer(OK, &self.message_id, seq, recall.as_deref().unwrap_or(""))
+            }
         }
     }
 
-    /// The answer that says why not, of a door that says so in answers. status: apache.rocketmq.v2.Status, encoded.
-    pub fn refused(&self, status: &[u8]) -> Bytes {
-        rocketmq_answer(status, &self.message_id, 0, "")
+    /// The answer that says what became of it, of a door that says so in answers. status: apache.rocketmq.v2.Status,
+    /// encoded.
+    pub fn answer(&self, status: &[u8]) -> Bytes {
+        match self.door {
+            Door::RocketMqAck => ack_answer(status, &self.message_id, &self.receipt_handle),
+            _ => send_answer(status, &self.message_id, 0, ""),
+        }
     }
 }
 
@@ -367,7 +427,7 @@ impl Asked {
 const OK: &[u8] = &[0x08, 0xa0, 0x9c, 0x01, 0x12, 2, b'O', b'K'];
 
 /// SendMessageResponse {status, entries: [{status, message_id, offset, recall_handle}]}.
-fn rocketmq_answer(status: &[u8], message_id: &str, offset: i64, recall_handle: &str) -> Bytes {
+fn send_answer(status: &[u8], message_id: &str, offset: i64, recall_handle: &str) -> Bytes {
     let mut entry = Vec::with_capacity(32 + status.len() + message_id.len() + recall_handle.len());
     encode::bytes(&mut entry, 1, status);
     put(&mut entry, 2, message_id.as_bytes());
@@ -376,6 +436,18 @@ fn rocketmq_answer(status: &[u8], message_id: &str, offset: i64, recall_handle: 
         encode::varint(&mut entry, offset as u64);
     }
     put(&mut entry, 5, recall_handle.as_bytes());
+    let mut out = encode::begun(16 + status.len() + entry.len());
+    encode::bytes(&mut out, 1, status);
+    encode::bytes(&mut out, 2, &entry);
+    encode::finish(out)
+}
+
+/// AckMessageResponse {status, entries: [{message_id, receipt_handle, status}]}.
+fn ack_answer(status: &[u8], message_id: &str, receipt_handle: &str) -> Bytes {
+    let mut entry = Vec::with_capacity(16 + status.len() + message_id.len() + receipt_handle.len());
+    put(&mut entry, 1, message_id.as_bytes());
+    put(&mut entry, 2, receipt_handle.as_bytes());
+    encode::bytes(&mut entry, 3, status);
     let mut out = encode::begun(16 + status.len() + entry.len());
     encode::bytes(&mut out, 1, status);
     encode::bytes(&mut out, 2, &entry);
@@ -415,8 +487,9 @@ fn handle(topic: &str, queue: u32, uid: u64, due_ms: i64, seq: i64) -> String {
     base64url(&packed)
 }
 
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
 fn base64url(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
         let mut three = [0; 4];
@@ -425,4 +498,51 @@ fn base64url(bytes: &[u8]) -> String {
         out.extend((0..=chunk.len()).map(|at| char::from(DIGITS[(bits >> (18 - 6 * at) & 63) as usize])));
     }
     out
+}
+
+/// `None` for what base64url() would not write like that.
+fn unbase64url(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len() / 4 * 3 + 2);
+    for chunk in text.as_bytes().chunks(4) {
+        let mut bits = 0;
+        for &digit in chunk {
+            bits = bits << 6 | value_of(digit)?;
+        }
+        let [_, three @ ..] = (bits << (6 * (4 - chunk.len()))).to_be_bytes();
+        let (bytes, left) = three.split_at(chunk.len() - 1);
+        if left.iter().any(|&byte| byte != 0) {
+            return None;
+        }
+        out.extend_from_slice(bytes);
+    }
+    (text.len() % 4 != 1).then_some(out)
+}
+
+fn value_of(digit: u8) -> Option<u32> {
+    Some(u32::from(match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'-' => 62,
+        b'_' => 63,
+        _ => return None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64url_is_read_as_it_is_written_and_not_otherwise() {
+        for length in 0..200 {
+            let bytes: Vec<u8> = (0..length).map(|at| (at * 151 + length * 7) as u8).collect();
+            let text = base64url(&bytes);
+            assert_eq!(unbase64url(&text).as_deref(), Some(&bytes[..]));
+            for wrong in [text.clone() + "=", text.clone() + "A", format!("{text}\u{e9}"), format!("+{text}")] {
+                assert!(unbase64url(&wrong).is_none_or(|read| base64url(&read) == wrong), "{wrong}");
+            }
+        }
+        assert_eq!((unbase64url("AB"), unbase64url("AQ")), (None, Some(vec![1])));
+    }
 }

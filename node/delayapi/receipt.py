@@ -67,8 +67,13 @@ class Receipt:
         if not checked_text.is_whole(raw):
             raise BadReceipt(f"receipt {short(text)} fails its check: it was mistyped or changed")
         try:
-            topic, group = raw[3 : 3 + of_topic].decode(), raw[3 + of_topic : names_end].decode()
+            return cls.unpack(raw)
         except UnicodeDecodeError:
             raise BadReceipt(f"receipt {short(text)} has a name that is not UTF-8") from None
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Receipt:
+        """The receipt of a text's bytes, whose version, length and check are right. Raises UnicodeDecodeError."""
+        names_at, names_end = 3 + raw[1], 3 + raw[1] + raw[2]
         queue, uid, offset, attempt, until_ms = _TAIL.unpack_from(raw, names_end)
-        return cls(topic, queue, uid, group, offset, attempt, until_ms)
+        return cls(raw[3:names_at].decode(), queue, uid, raw[names_at:names_end].decode(), offset, attempt, until_ms)

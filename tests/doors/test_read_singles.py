@@ -17,6 +17,7 @@ from delayapi.handle import Handle
 from delayapi.proto.apache.rocketmq.v2 import service_pb2 as mq
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayapi.proto.delay.v1 import messages_pb2 as rows
+from delayapi.receipt import Receipt
 from delaynode.server.doors import rows as rows_door
 from delaynode.server.doors.core import Outgoing, Stored
 from delaynode.server.doors.rocketmq import service as rocketmq_door
@@ -29,6 +30,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 delayedge = pytest.importorskip("delayedge")
 
 SEND_MESSAGE, SEND = "/apache.rocketmq.v2.MessagingService/SendMessage", "/delay.v1.MessageService/Send"
+ACK = "/apache.rocketmq.v2.MessagingService/AckMessage"
 CLIENT = (("x-mq-client-id", "c"),)
 CASES = 600
 NOW_MS = 1_800_000_000_000
@@ -40,11 +42,11 @@ class Reader:
 
     def __init__(self) -> None:
         self.edge = delayedge.Edge(
-            "127.0.0.1:0", rows={SEND_MESSAGE: "rocketmq", SEND: "rows"}, unary=[], streams=[],
+            "127.0.0.1:0", rows={SEND_MESSAGE: "rocketmq", SEND: "rows", ACK: "rocketmq-ack"}, unary=[], streams=[],
             metadata=["x-mq-client-id"],
         )  # fmt: skip
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.edge.port}")
-        self._sends = {name: self.channel.unary_unary(name) for name in (SEND_MESSAGE, SEND)}
+        self._sends = {name: self.channel.unary_unary(name) for name in (SEND_MESSAGE, SEND, ACK)}
 
     def send(self, method: str, request: bytes, metadata: Any = CLIENT) -> tuple[Any, Any]:
         """The call, and the group or event that came of it."""
@@ -105,6 +107,24 @@ def by_rows(request: bytes) -> Outgoing | None:
         return None
     made = rows_door._outgoing(parsed.topic, 0, message, NOW_MS)
     return made if isinstance(made, Outgoing) else None
+
+
+def by_ack(request: bytes) -> Receipt | None:
+    """None: it is refused, or has not one entry."""
+    try:
+        asked = mq.AckMessageRequest.FromString(request)
+        (entry,) = asked.entries
+    except (DecodeError, ValueError):
+        return None
+    found = rocketmq_door._receipt(entry.receipt_handle, asked.topic, asked.group)
+    return found if isinstance(found, Receipt) else None
+
+
+def check_receipt(came: Any, wanted: Receipt | None) -> None:
+    assert wanted is not None, "a row of what Python refuses"
+    assert (came.topic, list(came.count)) == (CLIENT[0][1], [1, 0, 0, 0])
+    assert int(np.frombuffer(came.size, "<u4")[0]) == len(came.records)
+    assert Receipt.unpack(bytes(came.records)) == wanted
 
 
 def check_row(came: Any, wanted: Outgoing | None) -> None:
@@ -190,6 +210,20 @@ def send_rows(draw: random.Random) -> bytes:
     return rows.SendRequest(topic=topic, messages=[message] * some(draw, 1, 0, 2, usual=0.95)).SerializeToString()
 
 
+def ack_message(draw: random.Random) -> bytes:
+    names = [text for text in TEXTS if len(text) <= 255]  # a receipt has no room for others
+    topic, group = some(draw, "t0", *names), some(draw, "g", *names)
+    number = draw.randrange(2**40)
+    receipt = Receipt(topic, draw.randrange(9), number, group, number, draw.randrange(2**32), NOW_MS).encode()
+    handle = some(draw, receipt, "", receipt[:-1], receipt + "=", receipt + "A", receipt.swapcase(), usual=0.9)
+    entry = mq.AckMessageEntry(message_id=some(draw, "01AB", "", "\u00e9", "x" * 300), receipt_handle=handle)
+    namespace = some(draw, "", "n", usual=0.95)
+    return mq.AckMessageRequest(
+        topic=mq.Resource(name=some(draw, topic, "t1", usual=0.9), resource_namespace=namespace),
+        group=mq.Resource(name=some(draw, group, "h", usual=0.9)), entries=[entry] * some(draw, 1, 0, 2, usual=0.95),
+    ).SerializeToString()  # fmt: skip
+
+
 def spoiled(draw: random.Random, request: bytes) -> bytes:
     data = bytearray(request)
     for _ in range(draw.randrange(1, 4)):
@@ -207,10 +241,14 @@ def spoiled(draw: random.Random, request: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("method", "make", "python"), [(SEND_MESSAGE, send_message, by_rocketmq), (SEND, send_rows, by_rows)]
-)
-def test_a_row_is_what_python_would_store_and_the_rest_comes_as_it_was(
-    reader: Reader, method: str, make: Any, python: Any
+    ("method", "make", "python", "check"),
+    [
+        (SEND_MESSAGE, send_message, by_rocketmq, check_row), (SEND, send_rows, by_rows, check_row),
+        (ACK, ack_message, by_ack, check_receipt),
+    ],
+)  # fmt: skip
+def test_a_row_is_what_python_would_make_of_it_and_the_rest_comes_as_it_was(
+    reader: Reader, method: str, make: Any, python: Any, check: Any
 ) -> None:
     draw, taken = random.Random(7), [0, 0]
     for number in range(CASES):
@@ -220,7 +258,7 @@ def test_a_row_is_what_python_would_store_and_the_rest_comes_as_it_was(
         call, came = reader.send(method, request)
         wanted = python(request)
         if is_row(came):
-            check_row(came, wanted)
+            check(came, wanted)
         else:
             assert (came.kind, came.method, came.body) == ("call", method, request)
         taken[is_row(came)] += 1
@@ -247,16 +285,31 @@ def test_usual_requests_are_rows(reader: Reader) -> None:
         reader.settle(call, came)
 
 
-def test_a_call_without_a_client_id_is_no_row(reader: Reader) -> None:
-    draw = random.Random(1)
-    request = next(one for one in iter(lambda: send_message(draw), b"") if by_rocketmq(one))
+@pytest.mark.parametrize("method", [SEND_MESSAGE, ACK])
+def test_a_call_without_a_client_id_is_no_row(reader: Reader, method: str) -> None:
+    request = ack_request() if method == ACK else rocketmq_request(due_ms=None)
     for metadata in ((), (("x-mq-client-id", ""),)):
-        call, came = reader.send(SEND_MESSAGE, request, metadata)
+        call, came = reader.send(method, request.SerializeToString(), metadata)
         assert not is_row(came)
         reader.settle(call, came)
 
 
+def test_receipts_of_different_clients_are_in_different_groups(reader: Reader) -> None:
+    for name in ("c", "d"):
+        call, came = reader.send(ACK, ack_request().SerializeToString(), (("x-mq-client-id", name),))
+        assert (came.door, came.topic) == ("rocketmq-ack", name)
+        reader.settle(call, came)
+
+
 # ------------------------------------------------------------ answers
+def ack_request(message_id: str = "01AB") -> mq.AckMessageRequest:
+    receipt = Receipt("t0", 3, UID, "g", 5, 1, NOW_MS).encode()
+    return mq.AckMessageRequest(
+        topic=mq.Resource(name="t0"), group=mq.Resource(name="g"),
+        entries=[mq.AckMessageEntry(message_id=message_id, receipt_handle=receipt)],
+    )  # fmt: skip
+
+
 def rocketmq_request(*, due_ms: int | None) -> mq.SendMessageRequest:
     system = mq.SystemProperties(message_id="id-1", born_timestamp=Timestamp(seconds=1))
     if due_ms is not None:
@@ -299,21 +352,37 @@ def test_a_stored_message_of_ours_is_answered_as_python_would(
 def test_a_refusal_of_rocketmq_is_inside_the_answer(reader: Reader) -> None:
     call, came = reader.send(SEND_MESSAGE, rocketmq_request(due_ms=None).SerializeToString())
     status = status_of(Refused("QUOTA", "no more today"))
-    reader.edge.refuse_single(token_of(came), status.SerializeToString())
+    reader.edge.answer_single(token_of(came), status.SerializeToString())
     entry = mq.SendResultEntry(status=status, message_id="id-1")
     assert mq.SendMessageResponse.FromString(call.result()) == mq.SendMessageResponse(status=status, entries=[entry])
 
 
-def test_a_row_may_come_again_as_a_call_once(reader: Reader) -> None:
-    request = rocketmq_request(due_ms=NOW_MS).SerializeToString()
-    call, came = reader.send(SEND_MESSAGE, request)
+@pytest.mark.parametrize("refused", [None, Refused("LEASE_OVER", "it is another's")])
+@pytest.mark.parametrize("message_id", ["", "01AB"])
+def test_an_acknowledgement_is_answered_as_python_would(
+    reader: Reader, refused: Refused | None, message_id: str
+) -> None:
+    request = ack_request(message_id)
+    call, came = reader.send(ACK, request.SerializeToString())
+    status = rocketmq_door._settled(refused)
+    reader.edge.answer_single(token_of(came), status.SerializeToString())
+    entry = mq.AckMessageResultEntry(
+        message_id=message_id, receipt_handle=request.entries[0].receipt_handle, status=status
+    )
+    assert mq.AckMessageResponse.FromString(call.result()) == mq.AckMessageResponse(status=status, entries=[entry])
+
+
+@pytest.mark.parametrize("method", [SEND_MESSAGE, ACK])
+def test_a_row_may_come_again_as_a_call_once(reader: Reader, method: str) -> None:
+    request = (ack_request() if method == ACK else rocketmq_request(due_ms=NOW_MS)).SerializeToString()
+    call, came = reader.send(method, request)
     reader.edge.as_calls(np.frombuffer(came.token, "<u8"))
     again = reader.take()
-    assert (again.kind, again.method, again.body, again.token) == ("call", SEND_MESSAGE, request, token_of(came))
+    assert (again.kind, again.method, again.body, again.token) == ("call", method, request, token_of(came))
     assert again.metadata == list(CLIENT)
     assert 0 < again.seconds_left < 31  # grpcio adds a little
     reader.edge.as_calls(np.frombuffer(came.token, "<u8"))  # it is one already
-    reader.edge.refuse_single(token_of(came), b"")  # nothing is read of it any more: it can't be answered like that
+    reader.edge.answer_single(token_of(came), b"")  # nothing is read of it any more: it can't be answered like that
     assert reader.edge.take() == ([], [])
     assert not call.done()
     assert reader.edge.figures()["rows"] == 1

@@ -44,7 +44,7 @@ class Told:
         assert uid == UID
         self._all(first, end, lambda place: (queue, appended.first_seq + place))
 
-    def refused(self, first: int, end: int, status: bytes) -> None:
+    def answered(self, first: int, end: int, status: bytes) -> None:
         self._all(first, end, status)
 
     def end(self, first: int, end: int, error: Any) -> None:

@@ -318,10 +318,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             return core.inbox.put_event(Event { begun: Some(begun), body, ..Event::of(token, Kind::Call) });
         };
         let (asked, columns) = read;
-        let topic = asked.topic.clone();
+        let of = asked.of.clone();
         let token = core.rows.add(row(Some(Box::new(Single { asked, begun, body: body.clone() }))));
         let origin = Origin { caller: caller.as_ref(), forwarded: false, door: Some(door) };
         core.figures.requests_taken.add_one();
-        core.inbox.put_row(&columns.request(&topic), None, origin, token, deadline_ms);
+        core.inbox.put_row(&columns.request(&of), None, origin, token, deadline_ms);
     }
 }

@@ -437,9 +437,9 @@ class _ReadCalls:
         due = None if appended.due is None else np.ascontiguousarray(appended.due).data
         self._edge.answer_rows(self._token[first:end].data, count.data, uid, first_seq.data, due, queue=queue)
 
-    def refused(self, first: int, end: int, status: bytes) -> None:
+    def answered(self, first: int, end: int, status: bytes) -> None:
         for token in self._token[first:end].tolist():
-            self._edge.refuse_single(token, status)
+            self._edge.answer_single(token, status)
 
     def end(self, first: int, end: int, error: Refused | ForwardedError) -> None:
         status = _status(error)

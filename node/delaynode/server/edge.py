@@ -88,8 +88,8 @@ class ReadCalls(Protocol):
     def stored(self, first: int, end: int, queue: int, uid: int, appended: Appended) -> None:
         """Their messages are in that queue, one after the other, from appended.first_seq on."""
 
-    def refused(self, first: int, end: int, status: bytes) -> None:
-        """The answer says so. status: as the protocol has it, encoded."""
+    def answered(self, first: int, end: int, status: bytes) -> None:
+        """What became of them, but for messages that are stored. status: as the protocol has it, encoded."""
 
     def end(self, first: int, end: int, error: Refused | ForwardedError) -> None:
         """They end without an answer."""
@@ -100,8 +100,8 @@ class ReadCalls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """A method whose usual requests the compiled edge can read. door: its name for their protocol. take: those that
-    came together, of one topic and caller, their queue not chosen."""
+    """A method whose usual requests the compiled edge can read. door: its name for them. take: those that came
+    together, of one caller: messages of one topic, their queue not chosen; or a client's receipts."""
 
     door: str
     take: Callable[[RowGroup, ReadCalls], None]
@@ -110,7 +110,8 @@ class Readable:
 @dataclass(frozen=True, slots=True)
 class Methods:
     """What a service serves, by method. batches: their requests count in the budget for what comes in until they are
-    served. internal: small calls of the cluster's own processes, which wait behind no client's. readable: of batches.
+    served. internal: small calls of the cluster's own processes, which wait behind no client's. readable: of unary and
+    batches.
     """
 
     unary: Mapping[str, Serve] = field(default_factory=dict)

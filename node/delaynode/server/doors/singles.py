@@ -66,7 +66,7 @@ class _SingleAnswers:
         elif self.refusal is None:
             self.calls.end(first, end, error)
         else:
-            self.calls.refused(first, end, self.refusal(refused))
+            self.calls.answered(first, end, self.refusal(refused))
 
 
 def queues_of(group: RowGroup, choice: Choice) -> list[tuple[int, Sequence[int]]]:

@@ -19,6 +19,7 @@ from delaynode.server.doors.core import Door, Outgoing, Stored
 from delaynode.server.doors.receiving import Ask, Delivered, Receiving
 from delaynode.server.doors.records import decoded
 from delaynode.server.doors.rocketmq import routes, settings
+from delaynode.server.doors.rocketmq.acks import Acks
 from delaynode.server.doors.rocketmq.clients import ClientKey, Clients, key_of
 from delaynode.server.doors.rocketmq.leases import LEASE_MS, Leases
 from delaynode.server.doors.rocketmq.messages import (
@@ -58,6 +59,7 @@ class MessagingService:
         self._singles = Singles(door, near=True, refusal=_encoded_status)
         self.clients = Clients()
         self.leases = Leases(door, self.clients)
+        self._acks = Acks(door, self.leases.done, _encoded_status)
         door.node.metrics.rocketmq = lambda: (len(self.clients), len(self.leases))
 
     def methods(self) -> Methods:
@@ -88,7 +90,11 @@ class MessagingService:
         }  # fmt: skip
         sends = {"SendMessage": self._serve(mq.SendMessageRequest, mq.SendMessageResponse, self._send)}
         streams = {"Telemetry": self._telemetry, "ReceiveMessage": self._receive}
-        return Methods(unary, sends, streams, readable={"SendMessage": Readable("rocketmq", self._singles.take)})
+        readable = {
+            "SendMessage": Readable("rocketmq", self._singles.take),
+            "AckMessage": Readable("rocketmq-ack", self._acks.take),
+        }
+        return Methods(unary, sends, streams, readable=readable)
 
     def _serve(
         self, kind: type[Request], answer: type[Any], do: Callable[[Request, Call, Answers], Awaitable[Any]]
@@ -388,8 +394,8 @@ def _lease_ms(name: str, duration: Any, least_ms: int) -> int:
     return lease_ms
 
 
-def _encoded_status(refused: Refused) -> bytes:
-    encoded: bytes = status_of(refused).SerializeToString()
+def _encoded_status(refused: Refused | None) -> bytes:
+    encoded: bytes = _settled(refused).SerializeToString()
     return encoded
 
 
