@@ -32,7 +32,8 @@ def test_the_wheel_shows_a_herd_and_zooms_in_on_it(window: ConsoleBrowser, endpo
     busiest = page.locator("table").nth(1).locator("tbody tr").first
     assert " 300 " in f" {busiest.inner_text()} ".replace("\t", " ")
     window.check("wheel-shards")
-    busiest.locator("a").click()
+    with page.expect_navigation():
+        busiest.locator("a").click()
     busiest = page.locator("table").nth(1).locator("tbody tr").first
     assert busiest.locator("time").get_attribute("data-ms") == str(herd_ms)
     assert "A column is 1 m" in window.text()
@@ -171,7 +172,8 @@ def test_the_wheel_is_zoomed_from_months_to_a_minute_and_back_live(window: Conso
     # Not by a column: they begin at noon or midnight, UTC, and the herd is in the first or the second, by the hour.
     drag(page, max(edges(page)[0] + 1, herd_ms - 5 * HOUR_MS), herd_ms + 8 * HOUR_MS)
     assert edges(page)[-1] - edges(page)[0] < DAY_MS
-    page.locator("#times-title + .scroll tbody a").first.click()
+    with page.expect_navigation():  # until it is loaded: what its script has not made a grid yet takes no focus
+        page.locator("#times-title + .scroll tbody a").first.click()
     page.locator("#cells").focus()
     spans = [edges(page)[-1] - edges(page)[0]]
     while spans[-1] > MINUTE_MS:
@@ -194,7 +196,8 @@ def test_the_wheel_is_zoomed_from_months_to_a_minute_and_back_live(window: Conso
     while edges(page)[-1] - edges(page)[0] < months:
         zoomed(page, "-")
     assert sum(page.evaluate(TOTAL)) >= 150
-    page.click("text=Live: on")
+    with page.expect_navigation():
+        page.click("text=Live: on")
     assert page.get_attribute("#live", "hx-get") is None
 
 
