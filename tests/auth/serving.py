@@ -114,9 +114,12 @@ class SecuredNode:
         self.node._lock.close()
         await self._service.dispatch.forwarder.close()
 
+    def methods(self, service: str) -> Methods:
+        return self._methods[service]
+
     async def call(self, method: str, request: Any, who: Identity, service: str = SERVICE) -> bytes:
         """Raises what the node raises."""
-        methods, call = self._methods[service], GivenCall(who)
+        methods, call = self.methods(service), GivenCall(who)
         serve = {**methods.unary, **methods.batches, **methods.internal}[method]
         answers = self.node.flow.answers(call)
         try:
@@ -126,7 +129,7 @@ class SecuredNode:
 
     async def stream(self, method: str, who: Identity, *requests: Any, service: str = SERVICE) -> list[bytes]:
         call = GivenCall(who, *(one.SerializeToString() for one in requests))
-        stream = self._methods[service].streams[method](call)
+        stream = self.methods(service).streams[method](call)
         return [body async for yielded in stream for body in bodies_of(yielded)]
 
 

@@ -21,11 +21,14 @@ from delaynode.auth.identity import ANONYMOUS
 from delaynode.server.doors.receiving import Ask
 from delaynode.server.doors.rocketmq.acks import Acks
 from delaynode.server.doors.rocketmq.clients import key_of
+from delaynode.server.doors.rocketmq.service import MESSAGING_SERVICE
 from delaynode.server.handlers.rows import RowGroup
 from delaynode.store.errors import Refused
 from delaynode.store.log.incoming_batch import BatchRun
 
-from tests.auth.serving import GivenCall, until
+from tests.auth.serving import GivenCall, secured, until
+from tests.auth.test_operations import DOCUMENT, WHO
+from tests.auth.test_rocketmq_rights import MAY
 from tests.doors.test_fuzz_rows import Served, served
 from tests.doors.test_singles import Told
 
@@ -103,6 +106,22 @@ def test_each_becomes_what_it_would_by_itself(tmp_path: Path, seed: int) -> None
                     else:
                         assert code == await called(node, one) != mq.OK
                 assert set(await taken(node, now)) == {mq.INVALID_RECEIPT_HANDLE}
+
+    asyncio.run(run())
+
+
+def test_who_may_not_consume_may_not_acknowledge(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with secured(tmp_path, DOCUMENT) as node:
+            take = node.methods(MESSAGING_SERVICE).readable["AckMessage"].take
+            may = set()
+            for name, who in WHO.items():
+                told = Told([0])
+                take(replace(group_of([Receipt("orders", 0, 1, "mail", 0, 1, 0)]), caller=who), told)
+                await until(lambda told=told: len(told.became) == 1)
+                if mq.Status.FromString(told.became[0]).code != mq.FORBIDDEN:
+                    may.add(name)
+            assert may == MAY["AckMessage"]
 
     asyncio.run(run())
 

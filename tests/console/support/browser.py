@@ -93,7 +93,8 @@ class ConsoleBrowser:
             file.write(what + "\n")
 
     def text(self) -> str:
-        """What is in the page, with its blanks as one."""
+        """What is in the page, once all of it is loaded, with its blanks as one."""
+        self.page.wait_for_load_state()
         return re.sub(r"\s+", " ", self.page.inner_text("main"))
 
     def confirm(self, question: str, *commands: str) -> str:
