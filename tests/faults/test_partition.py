@@ -21,7 +21,7 @@ from tests.faults.support.failover import FaultCluster
 from tests.faults.support.load import Load, Traffic
 from tests.faults.support.netns import Namespaces
 from tests.faults.support.network import Network
-from tests.faults.support.trial import SEED, check_queue, keep_all
+from tests.faults.support.trial import SEED, check_queues, keep_all
 from tests.serve.support.client import Client, Failure, Msg, Shard, poll, wait_served
 
 NODES = ("n0", "n1", "n2")
@@ -59,19 +59,8 @@ def under_load(cluster: FaultCluster, harm: Callable[[Load], None]) -> None:
     for what, found in report.broken.items():
         assert not found, f"{what}: {len(found)}, e.g. {found[:3]}"
     assert report.acknowledged > 200
-    poll("all queues were read", lambda: checked(cluster, load), 30)
+    check_queues(cluster, load)
     cluster.check_logs()
-
-
-def checked(cluster: FaultCluster, load: Load) -> bool:
-    """A node that has come back gets masters again: whoever reads meanwhile is told to come back."""
-    try:
-        check_queue(cluster, load)
-    except Failure as failure:
-        if failure.reason not in ("NOT_SERVING", "NOT_MASTER"):
-            raise
-        return False
-    return True
 
 
 def in_sync(cluster: FaultCluster) -> dict[str, int]:

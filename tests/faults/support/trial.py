@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.faults.support.checker import Report
 from tests.faults.support.load import Load, Traffic
-from tests.serve.support.client import Client, Failure, Shard, poll
+from tests.serve.support.client import Client, Shard, is_answered, poll
 
 I64 = NDArray[np.int64]
 ROUNDS = int(os.environ.get("DELAY_FAULT_ROUNDS", "10"))
@@ -47,7 +47,7 @@ def run(name: str, cluster: LocalCluster, traffic: Traffic, harm: Callable[[], N
         assert not found, f"{what}: {len(found)}, e.g. {found[:3]}"
     assert report.acknowledged > 500
     assert report.cancelled > 0
-    check_queue(cluster, load)
+    check_queues(cluster, load)
     check_logs(cluster)
     return report
 
@@ -62,17 +62,15 @@ def keep_all(cluster: LocalCluster, traffic: Traffic) -> None:
 
 def joins(shard: Shard) -> bool:
     """Whether the shard is served: a master serves, and other nodes know of it, a moment after the registry does."""
-    try:
-        shard.receive(group="auditor", wait_ms=0)
-    except Failure as failure:
-        if failure.reason not in ("NOT_SERVING", "NOT_MASTER"):
-            raise
-        return False
-    return True
+    return is_answered(lambda: shard.receive(group="auditor", wait_ms=0))
 
 
-def check_queue(cluster: LocalCluster, load: Load) -> None:
-    """Read the queue from its beginning: it must have each message once, none cancelled, and none left behind."""
+def check_queues(cluster: LocalCluster, load: Load) -> None:
+    poll("all queues are read", lambda: is_answered(lambda: _check_queues(cluster, load)), 30)
+
+
+def _check_queues(cluster: LocalCluster, load: Load) -> None:
+    """Read each queue from its beginning: they must have each message once, none cancelled, and none left behind."""
     ledger = load.ledger
     with Client(cluster.endpoints[0]) as client:
         found: list[int] = []

@@ -386,8 +386,13 @@ def wait_served(cluster: LocalCluster) -> None:
 
 
 def is_served(shard: Shard) -> bool:
+    return is_answered(lambda: shard.call("DescribeGroup"))
+
+
+def is_answered(ask: Callable[[], object]) -> bool:
+    """False while the shard that it asks is between two masters: a node that has come back is given its shards back."""
     try:
-        shard.call("DescribeGroup")
+        ask()
     except Failure as failure:
         if failure.reason not in ("NOT_SERVING", "NOT_MASTER"):
             raise
