@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -163,6 +164,12 @@ def events(printed: str, into: dict[str, list[str]]) -> None:
         into[found["event"]].append(found["order"])
 
 
+def cancelled_in(printed: list[str]) -> list[str]:
+    found: dict[str, list[str]] = defaultdict(list)
+    events("".join(printed), found)
+    return found["cancelled"]
+
+
 def test_every_order_is_either_paid_or_cancelled(tmp_path: Path) -> None:
     (cluster,) = (document for path, document in CLUSTERS if path.parent.name == "order-timeout")
     (topic,) = granted(cluster).topics
@@ -170,17 +177,22 @@ def test_every_order_is_either_paid_or_cancelled(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "cluster", nodes=1, topics=[TopicSpec(topic.name, 2)], port=0) as local:
         local.wait_ready()
         endpoint = local.endpoints[0]
-        timeouts = run_app("timeouts", endpoint)
+        timeouts, heard = run_app("timeouts", endpoint), list[str]()
+        reader = threading.Thread(target=lambda: heard.extend(timeouts.stdout or ()))
+        reader.start()
         quick = {"PAYMENT_TIMEOUT": "2s", "ORDER_EVERY_S": "0.01", "PAID_SHARE": "0.5", "ORDERS": "60"}
         shop = run_app("shop", endpoint, **quick)
         printed, errors = shop.communicate(timeout=60)
         assert shop.returncode == 0, errors
         events(printed, said)
         time.sleep(3.5)  # the last order's time to pay, and some more
+        deadline_s = time.monotonic() + 30
+        while len([*said["paid"], *cancelled_in(heard)]) < len(said["placed"]) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
         timeouts.terminate()
-        printed, errors = timeouts.communicate(timeout=30)
-        assert timeouts.returncode == 0, errors
-        events(printed, said)
+        assert timeouts.wait(30) == 0, timeouts.stderr and timeouts.stderr.read()
+        reader.join()
+        events("".join(heard), said)
     placed, paid, cancelled, refunded = (set(said[name]) for name in ("placed", "paid", "cancelled", "refunded"))
     assert len(placed) == 60
     assert paid | cancelled == placed

@@ -72,7 +72,7 @@ def test_worker_holds_as_many_as_it_prefetches_and_what_it_has_is_not_revoked(
     task_cluster: LocalCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With topic_prefix."""
-    shop = Shop(task_cluster.endpoints[0], "held", tmp_path / "log", topic_prefix="c-own-")
+    shop = Shop(task_cluster.endpoints[0], "held", tmp_path / "log", topic_prefix="c-own-", lease="60s")
     held = ["c-own-held", "celery"]
     with shop.worker("-c", "1", "--prefetch-multiplier", "3") as worker, sync.Admin(shop.endpoint) as admin:
         first = shop.send("until", str(tmp_path / "told"))

@@ -24,7 +24,7 @@ def test_tasks_run_at_their_run_after_and_not_before_nor_once_cancelled(
 ) -> None:
     it = project(task_cluster, "timed", tmp_path, topic_prefix="d-own-")
     with it.worker() as worker, sync.Admin(it.endpoint) as admin:
-        begin = datetime.now(UTC) + timedelta(seconds=5)
+        begin = datetime.now(UTC) + timedelta(seconds=12)
         at = [begin + timedelta(milliseconds=37 * n, microseconds=n) for n in range(20)]
         kept = [it.enqueue("note", str(n), due.timestamp(), run_after=due) for n, due in enumerate(at)]
         called_off = it.enqueue("note", "cancelled", run_after=begin)

@@ -325,16 +325,16 @@ def test_messages_with_ids_are_stored_once_whoever_sends_them_again(endpoint: st
 def test_message_that_is_worked_on_for_three_invisible_times_is_delivered_once(endpoint: str) -> None:
     with (
         sync.SyncProducer(endpoint) as producer,
-        sync.SyncConsumer(endpoint, "sdk7", "long", from_end=True, invisible="1s", max_lease="1m") as consumer,
+        sync.SyncConsumer(endpoint, "sdk7", "long", from_end=True, invisible="3s", max_lease="1m") as consumer,
     ):
         assert consumer.receive(0.5) is None
         producer.send("sdk7", b"long")
         message = consumer.receive(5)
         assert message is not None
-        assert consumer.receive(3) is None, "another consumer would have it by now"
+        assert consumer.receive(9) is None, "another consumer would have it by now"
         consumer.ack(message)
         consumer.flush()
-        assert consumer.receive(1.5) is None
+        assert consumer.receive(4) is None
 
 
 def test_sync_consumers_of_many_queues_end_without_a_word(endpoint: str) -> None:

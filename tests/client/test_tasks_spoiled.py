@@ -121,7 +121,7 @@ def test_headers_that_are_looked_at_late_cost_no_place_in_the_pool(task_cluster:
         for _ in range(4):
             it.send("note", "after")
         wait(lambda: len(it.lines("after")) == 4, worker.said)
-        assert len(list(admin.dead_letters("c-limits", "celery"))) == len(WRONG_HEADERS)
+        wait(lambda: len(list(admin.dead_letters("c-limits", "celery"))) == len(WRONG_HEADERS), worker.said)
         assert worker.poll() is None, worker.said.read_text()[-3000:]
 
 

@@ -23,7 +23,7 @@ from tests.faults.support.trial import (
     run,
     stored,
 )
-from tests.serve.support.client import Client, Failure, Msg, Shard, poll, request
+from tests.serve.support.client import Client, Failure, Msg, Shard, poll, request, wait_served
 
 
 def kill_again_and_again(cluster: LocalCluster, rounds: int) -> None:
@@ -81,6 +81,7 @@ def test_killed_while_it_writes_checkpoints(tmp_path: Path) -> None:
                     cluster.kill("n0")
                     cluster.wait_ready()
             load.finish()
+            wait_served(cluster)
             report = load.ledger.check()
             print(f"\nkill -9 during checkpoints: {report}")
             assert not any(report.broken.values()), report.broken

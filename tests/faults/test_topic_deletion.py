@@ -61,7 +61,7 @@ def test_nothing_goes_before_it_was_consumed_and_then_every_copy_does(tmp_path: 
     with make_cluster(tmp_path, TopicSpec("orders", 2), TopicSpec("other", 1)) as cluster:
         cluster.wait_ready()
         deletions = TopicDeletions(writes, cluster.registry)  # type: ignore[arg-type]
-        sent = send(cluster, MESSAGES, 5_000)
+        sent = send(cluster, MESSAGES, 15_000)
         wait(cluster, deletions, "are told that the topic is gone")
         ask_for(cluster, TopicSpec("other", 1))
         wait(cluster, deletions, f"{MESSAGES} messages pending")

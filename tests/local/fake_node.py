@@ -19,6 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+if os.environ.get("FAKE_NODE") == "exit":  # at once: what is imported next may take a second
+    sys.exit("this node can't start: FAKE_NODE=exit")
+
 import grpc
 from delayapi.proto.delay.v1 import delay_pb2 as pb
 from delayregistry import open_registry
@@ -154,8 +157,6 @@ def main() -> None:
         parser.add_argument(option, required=True)
     parser.add_argument("--zone", default="")
     fault = os.environ.get("FAKE_NODE")
-    if fault == "exit":
-        sys.exit("this node can't start: FAKE_NODE=exit")
     node: list[FakeNode] = []
 
     def stop(signum: int, _: object) -> None:

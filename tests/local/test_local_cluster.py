@@ -220,11 +220,11 @@ def test_a_node_that_does_not_stay_up_is_reported_with_its_log(
 
 def test_a_node_that_never_serves_is_named_when_the_wait_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NODE", "mute")
-    with (
-        make(nodes=1) as cluster,
-        pytest.raises(LocalClusterError, match="orders-0 is not yet served by n0 in epoch 1"),
-    ):
-        cluster.wait_ready(timeout_s=3)
+    why = "orders-0 is not yet served by n0 in epoch 1"
+    with make(nodes=1) as cluster:
+        eventually(lambda: any(why in it for it in cluster.unready()))
+        with pytest.raises(LocalClusterError, match=why):
+            cluster.wait_ready(timeout_s=3)
 
 
 def test_a_node_that_does_not_stop_is_killed_and_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

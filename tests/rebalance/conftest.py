@@ -57,7 +57,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two nodes, four shards of one topic, nothing in them."""
     data: Path = tmp_path_factory.mktemp("cluster")
     with LocalCluster(data, nodes=2, topics=[TopicSpec("orders", 4)]) as cluster:
-        cluster.wait_ready()
+        cluster.wait_ready(240)
         yield cluster
 
 
@@ -65,7 +65,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def hot(tmp_path: Path) -> Iterator[LocalCluster]:
     """Two nodes; both shards of one of them have all that falls due in two hours, 500 messages each."""
     with LocalCluster(tmp_path / "hot", nodes=2, topics=[TopicSpec("orders", 4)]) as cluster:
-        cluster.wait_ready()
+        cluster.wait_ready(240)
         queues = [it.spec.queue for it in cluster.registry.list_shards() if it.spec.master == "n0"]
         due = int(time.time() * 1000) + 2 * HOUR_MS
         with SyncProducer(cluster.endpoints) as producer:

@@ -16,7 +16,7 @@ from delayconsole.cluster_sign_in import COOKIE
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser
+from tests.console.support.browser import ConsoleBrowser, chromium, needs_browser, until
 from tests.console.support.cluster_console import ACCOUNT, KUBE_TOKEN, ClusterConsole, TokenServer, cluster_console
 
 
@@ -245,6 +245,7 @@ def test_who_changed_what_by_it_is_in_the_audit_logs_and_on_the_page(
     fields["csrf"] = changing.ask("/schedules/one?topic=orders&id=audited", cookie=cookie).csrf
     done = changing.ask("/schedules/one/trigger", {**fields, "confirmed": "1"}, cookie)
     assert "has fired" in done.visible
+    until(lambda: "schedules trigger orders audited" in "".join(changing.log), "the console's line was read")
     kubernetes.logs = {
         "node": {"orders-0": (secured.data / "logs/n0.log").read_text()},
         "console": {"orders-console-7": "".join(changing.log)},

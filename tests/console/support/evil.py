@@ -22,6 +22,7 @@ every = pytest.mark.parametrize("text", TEXTS, ids=("markup", "attributes", "lin
 
 def harmless(seen: ConsoleBrowser, *texts: str) -> None:
     """All of these are in the page as text, and no part of one is markup or has run."""
+    seen.page.wait_for_load_state()
     page, shown = seen.page, seen.page.inner_text("main")
     for text in texts:
         assert text in shown, shown

@@ -127,7 +127,7 @@ def test_clients_that_vanish_in_any_phase_lose_nothing_and_hold_nothing(
                 one.ask("AckMessage", mq.AckMessageRequest(**common, entries=entries))
             elif clients is changing:
                 change = mq.ChangeInvisibleDurationRequest(**common, receipt_handle=receipt)
-                change.invisible_duration.FromSeconds(1)
+                change.invisible_duration.FromSeconds(10)
                 one.ask("ChangeInvisibleDuration", change)
             else:
                 dead = mq.ForwardMessageToDeadLetterQueueRequest(**common, receipt_handle=receipt)

@@ -223,13 +223,13 @@ def test_request_about_no_topic_or_two_is_refused(rocket: Rocket, topic: str) ->
 
 # ------------------------------------------------------------ recall
 def test_recalled_message_never_comes_and_the_answer_is_true(rocket: Rocket, topic: str) -> None:
-    due_ms = now_ms() + 1_500
+    due_ms = now_ms() + 4_000
     gone, kept = message(topic, b"gone", at_ms=due_ms), message(topic, b"kept", at_ms=due_ms)
     handles = [rocket.send(one).entries[0].recall_handle for one in (gone, kept)]
     answer = rocket.recall(topic, handles[0])
     assert (answer.status.code, answer.message_id) == (mq.OK, gone.system_properties.message_id)
     assert rocket.recall(topic, handles[0]).status.code == mq.OK  # a client asks again that got no answer
-    (got,) = rocket.receive(topic, GROUP)
+    (got,) = rocket.receive(topic, GROUP, wait_ms=10_000)
     assert (got.body, got.system_properties.delivery_timestamp.ToMilliseconds()) == (b"kept", due_ms)
     assert due_ms <= now_ms() < due_ms + 500
     late = rocket.recall(topic, handles[1])
@@ -319,10 +319,10 @@ def test_receipt_of_another_group_forged_or_garbled_is_refused(rocket: Rocket, t
 def test_simple_consumer_keeps_a_message_for_longer_as_the_same_attempt(rocket: Rocket, topic: str) -> None:
     rocket.start(mq.SIMPLE_CONSUMER, topic, GROUP)
     rocket.send(message(topic))
-    (got,) = rocket.receive(topic, GROUP, lease_ms=700)
+    (got,) = rocket.receive(topic, GROUP, lease_ms=3_000)
     answer = rocket.change(topic, GROUP, got, 60_000)
     assert (answer.status.code, answer.receipt_handle) == (mq.OK, got.system_properties.receipt_handle)
-    assert rocket.receive(topic, GROUP, wait_ms=1_500) == []
+    assert rocket.receive(topic, GROUP, wait_ms=4_000) == []
     assert rocket.ack(topic, GROUP, got).status.code == mq.OK
 
 
@@ -330,11 +330,13 @@ def test_push_consumer_that_has_failed_gets_it_again_after_its_backoff(rocket: R
     rocket.start(mq.PUSH_CONSUMER, topic, GROUP)
     rocket.send(message(topic))
     (first,) = rocket.receive(topic, GROUP, lease_ms=None)
+    changed = time.monotonic()
     assert rocket.change(topic, GROUP, first, 1_000).status.code == mq.OK
     assert rocket.ack(topic, GROUP, first).status.code == mq.INVALID_RECEIPT_HANDLE
     begun = time.monotonic()
     (second,) = rocket.receive(topic, GROUP, lease_ms=None)
-    assert 0.8 < time.monotonic() - begun < 2
+    assert time.monotonic() - changed >= 1
+    assert time.monotonic() - begun < 2
     assert second.system_properties.delivery_attempt == 2
 
 
@@ -394,7 +396,7 @@ def test_clients_whose_clock_is_hours_off_get_messages_at_the_nodes_time(
     off_ms = hours * 3_600_000
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + off_ms / 1_000))
     with Rocket(cluster.endpoints[0], **{"x-mq-date-time": date}) as rocket:
-        due_ms = now_ms() + 1_500
+        due_ms = now_ms() + 4_000
         sent = [message(topic, b"now"), message(topic, b"past", at_ms=now_ms() - abs(off_ms))]
         sent += [message(topic, b"soon", at_ms=due_ms), message(topic, b"recalled", at_ms=due_ms)]
         for one in sent:

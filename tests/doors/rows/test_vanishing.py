@@ -58,7 +58,7 @@ def test_clients_that_vanish_in_any_phase_lose_nothing_and_hold_nothing(
     client, before = ask(1, "json"), connections()
     kept = {f"kept {at}" for at in range(20)}
     group: dict[str, Any] = {"topic": topic, "group": "g", "bodyFormat": "BODY_FORMAT_TEXT"}
-    receiving = {**group, "lease": "1s", "maxMessages": 2, "wait": "30s"}
+    receiving = {**group, "lease": "5s", "maxMessages": 2, "wait": "30s"}
 
     def sending(at: int) -> tuple[bytes, bytes]:
         return request(
@@ -72,7 +72,7 @@ def test_clients_that_vanish_in_any_phase_lose_nothing_and_hold_nothing(
         "half a body": lambda at: b"".join(sending(at))[:25_000],
         "sent": lambda at: b"".join(sending(at)),
         "waits": lambda at: b"".join(request("Receive", **receiving)),
-        "waits in a stream": lambda at: b"".join(request("ReceiveStream", "connect+json", **group, lease="1s")),
+        "waits in a stream": lambda at: b"".join(request("ReceiveStream", "connect+json", **group, lease="5s")),
     }
     vanish(*(come(nodes[0], said(at)) for said in phases.values() for at in range(EACH)))
     client.json("Send", {"topic": topic, "messages": [{"bodyText": name} for name in kept]})

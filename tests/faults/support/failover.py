@@ -170,9 +170,12 @@ def kill(cluster: FaultCluster, node: str) -> None:
 
 
 def freeze(cluster: FaultCluster, node: str, seconds: float = 4.5) -> None:
-    """Freeze the node for longer than its lease of 3 s."""
+    """Freeze the node for longer than its lease of 3 s, and until others lead what it led."""
     cluster.kill(node, signal.SIGSTOP)
     time.sleep(seconds)
+    deadline = time.monotonic() + WHOLE_SECONDS
+    while node in cluster.masters() and time.monotonic() < deadline:
+        time.sleep(0.05)
     cluster.kill(node, signal.SIGCONT)
 
 

@@ -14,7 +14,7 @@ from delayclient.routing.routing import split_endpoints
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
 
-from tests.serve.support.client import Client, Msg, Shard, poll
+from tests.serve.support.client import Client, Msg, Shard, is_served, poll
 
 
 class Ipv6Cluster(LocalCluster):
@@ -49,6 +49,7 @@ def test_nodes_with_ipv6_addresses_replicate_fail_over_and_are_reached(cluster: 
         shards = [Shard(client, "t", queue) for queue in range(2)]
         # A master may have begun a moment ago; then the other node may not know of it yet.
         poll("n0 knows both masters", lambda: all(it.endpoint and it.epoch for it in queues(client)))
+        poll("both serve", lambda: all(is_served(shard) for shard in shards))
         for shard in shards:  # one of them is passed on to n1, by its advertised address
             assert shard.send(Msg(b"kept", delay_ms=3_000)).seqs == [0]
         with urllib.request.urlopen(f"http://{leases['n0'].http}/readyz", timeout=5) as answer:

@@ -59,6 +59,11 @@ def frames(host: ShardHost) -> list[tuple[FrameKind, int]]:
     return [(f.kind, len(parse_append_runs(f))) for f in log.scan(log.file.start) if f.kind in APPENDS]
 
 
+def put_clock_right(made: Node) -> None:
+    made.off_ms = 0
+    made.clock.accept()
+
+
 class SlowWrites:
     """Writes wait for `go`."""
 
@@ -229,31 +234,40 @@ def test_a_host_that_stops_stores_and_answers_what_has_come(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_a_clock_that_is_behind_is_waited_for_and_others_are_not_kept_waiting(tmp_path: Path) -> None:
+def test_a_clock_that_is_behind_is_waited_for_and_others_are_not_kept_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "CLOCK_WAIT_SECONDS", 20)
+
     async def main() -> None:
         async with node(tmp_path) as made:
             host = made.hosts["a"]
             await made.send("a", [1], relative=True)
             await made.until_released("a", 1)
-            made.off_ms = -300
-            waits = host.enqueue(batch(made, 100))
+            made.off_ms = -10_000
+            waits = host.enqueue(batch(made, 9_000))
             other = await host.stored(host.enqueue(batch(made)))
             assert other.first_seq == 1
             assert not waits.done()
+            put_clock_right(made)
             assert (await host.stored(waits)).first_seq == 2
 
     asyncio.run(main())
 
 
-def test_a_producers_later_batch_waits_behind_the_one_that_waits_for_the_clock(tmp_path: Path) -> None:
+def test_a_producers_later_batch_waits_behind_the_one_that_waits_for_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "CLOCK_WAIT_SECONDS", 20)
+
     async def main() -> None:
         async with node(tmp_path) as made:
             host = made.hosts["a"]
             host.shard.raise_format(2)
             await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7, number=0)))
             await made.until_released("a", 1)
-            made.off_ms = -300
-            waits = host.enqueue(batch(made, 100, producer=7, number=1))
+            made.off_ms = -10_000
+            waits = host.enqueue(batch(made, 9_000, producer=7, number=1))
             other = await host.stored(host.enqueue(batch(made)))
             later = host.enqueue(batch(made, producer=7, number=2))
             again = await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7, number=0)))
@@ -261,6 +275,7 @@ def test_a_producers_later_batch_waits_behind_the_one_that_waits_for_the_clock(t
             another = await host.stored(host.enqueue(batch(made)))
             assert not waits.done()
             assert not later.done()
+            put_clock_right(made)
             answers = [other, another, await host.stored(waits), await host.stored(later)]
             assert [one.first_seq for one in answers] == [1, 2, 3, 4]
 
@@ -350,28 +365,34 @@ def test_requests_that_come_together_are_stored_and_answered_together(tmp_path: 
     asyncio.run(main())
 
 
-def test_requests_behind_their_producers_one_that_waits_for_the_clock_wait_and_others_do_not(tmp_path: Path) -> None:
+def test_requests_behind_their_producers_one_that_waits_for_the_clock_wait_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "CLOCK_WAIT_SECONDS", 20)
+
     async def main() -> None:
         async with node(tmp_path) as made:
             host = made.hosts["a"]
             host.shard.raise_format(2)
             await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7)))
             await made.until_released("a", 1)
-            made.off_ms = -300
-            waits = host.enqueue(batch(made, 100, producer=7, number=1))
+            made.off_ms = -10_000
+            waits = host.enqueue(batch(made, 9_000, producer=7, number=1))
             await asyncio.sleep(0.05)
             group = host.enqueue_many(runs(batch(made), batch(made, producer=7, number=2), batch(made)))
             parts = await group
             assert isinstance(parts, list)
             assert [(await parts[0]).first_seq, (await parts[2]).first_seq] == [1, 2]
             assert not parts[1].done()
+            put_clock_right(made)
             assert [(await waits).first_seq, (await parts[1]).first_seq] == [3, 4]
 
     asyncio.run(main())
 
 
-def test_of_a_group_only_what_the_clock_has_not_reached_waits(tmp_path: Path) -> None:
+def test_of_a_group_only_what_the_clock_has_not_reached_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And, with it, the later requests of its producer."""
+    monkeypatch.setattr(arrivals, "CLOCK_WAIT_SECONDS", 20)
 
     async def main() -> None:
         async with node(tmp_path) as made:
@@ -379,12 +400,17 @@ def test_of_a_group_only_what_the_clock_has_not_reached_waits(tmp_path: Path) ->
             host.shard.raise_format(2)
             await host.stored(host.enqueue(batch(made, 1, relative=True, producer=7)))
             await made.until_released("a", 1)
-            made.off_ms = -300
+            made.off_ms = -10_000
             group = runs(
-                batch(made), batch(made, 100, producer=7, number=1), batch(made, producer=7, number=2), batch(made)
+                batch(made), batch(made, 9_000, producer=7, number=1), batch(made, producer=7, number=2), batch(made)
             )
-            found = await outcomes(host.enqueue_many(group))
-            assert [one.first_seq for one in found if isinstance(one, Appended)] == [1, 3, 4, 2]
+            parts = await host.enqueue_many(group)
+            assert isinstance(parts, list)
+            assert [(await parts[0]).first_seq, (await parts[3]).first_seq] == [1, 2]
+            assert not parts[1].done()
+            assert not parts[2].done()
+            put_clock_right(made)
+            assert [(await parts[1]).first_seq, (await parts[2]).first_seq] == [3, 4]
             assert host.arriving == 0
 
     asyncio.run(main())

@@ -153,7 +153,7 @@ def test_ack_takes_ranges_out_and_counts_what_it_took(shard: Shard) -> None:
 
 def test_invisible_time_over_it_comes_again_with_the_next_attempt(shard: Shard) -> None:
     shard.send(*numbered(3))
-    first = shard.receive(max_messages=2, invisible_ms=400)
+    first = shard.receive(max_messages=2, invisible_ms=2_000)
     begin = time.monotonic()
     assert [one.offset for one in shard.receive(wait_ms=200)] == [2]
     again = shard.receive(wait_ms=10_000)
@@ -317,7 +317,7 @@ def test_an_attempt_is_acknowledged_only_while_it_is_not_over(shard: Shard) -> N
 
 def test_an_extended_attempt_outlives_its_first_time_and_one_that_is_over_is_not_extended(shard: Shard) -> None:
     shard.send(*numbered(2))
-    got = shard.receive(invisible_ms=1_000)
+    got = shard.receive(invisible_ms=3_000)
     before = now_ms()
     answer = shard.settle("Extend", got[:1], invisible_ms=60_000)
     assert settled(answer) == [True]

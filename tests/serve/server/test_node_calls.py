@@ -14,14 +14,14 @@ from delayctl.main import main
 from delaylocal import LocalCluster
 from delayregistry.model import NodeLease, TopicSpec
 
-from tests.serve.support.client import NODE_METHODS, Client, Failure, now_ms, poll
+from tests.serve.support.client import NODE_METHODS, Client, Failure, now_ms, poll, wait_served
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, edge: str) -> Iterator[LocalCluster]:
     topics, zones = [TopicSpec("t", 1)], ["east", "west"]
     with LocalCluster(tmp_path_factory.mktemp("pair"), nodes=2, topics=topics, zones=zones) as running:
-        running.wait_ready()
+        wait_served(running)
         yield running
 
 

@@ -72,7 +72,7 @@ def test_reschedule_gives_a_new_handle_and_the_old_one_answers_so(shard: Shard) 
 def test_rescheduled_earlier_later_and_into_the_past(shard: Shard) -> None:
     stored = shard.send(
         Msg(b"far", delay_ms=30 * DAY_MS),
-        Msg(b"near", delay_ms=800),
+        Msg(b"near", delay_ms=2_500),
         Msg(b"past", delay_ms=HOUR_MS),
         Msg(b"tag", delay_ms=9),
     )

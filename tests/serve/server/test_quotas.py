@@ -80,7 +80,7 @@ def test_pending_bytes_are_those_of_the_records(tmp_path: Path, send: Send) -> N
 def test_what_is_released_makes_room(tmp_path: Path, send: Send) -> None:
     async def claim(place: Place, rows: RowCalls) -> None:
         place.shard_host.set_quotas(TopicQuotas(pending_messages=2))
-        assert reasons(await send(place, rows, ask(2, delay_ms=500), ask(1))) == ["", "QUOTA"]
+        assert reasons(await send(place, rows, ask(2, delay_ms=2_000), ask(1))) == ["", "QUOTA"]
         async with asyncio.timeout(10):
             await wait_until(lambda: stored(place) == 0, 0.001)
         assert reasons(await send(place, rows, ask(2), ask(1))) == ["", "QUOTA"]

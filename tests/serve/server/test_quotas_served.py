@@ -174,10 +174,18 @@ def test_a_retry_of_what_is_stored_is_never_refused(secured: Secured) -> None:
 
 
 def test_a_topics_pending_quota_holds_when_it_is_set_and_after_a_restart(secured: Secured) -> None:
-    quiet, most = by(secured, QUIET), max(pending(secured))
+    quiet = by(secured, QUIET)
+    quiet.unary("Enqueue", batch(2, 1))
+
+    def taken() -> bool:
+        return quiet.ask("Enqueue", request(TOPIC, 2, [Msg(delay_ms=HOUR_MS)])) is None
+
     try:
+        set_topic_quotas(secured, TopicQuotas(pending_messages=3))
+        poll("it is in force", lambda: not taken())
+        most = max(pending(secured))
         set_topic_quotas(secured, TopicQuotas(pending_messages=3 * (most + 10)))
-        poll("it is in force", lambda: quiet.ask("Enqueue", request(TOPIC, 2, [Msg(delay_ms=HOUR_MS)] * 60_000)))
+        poll("the next one is in force", taken)
         left = most + 10 - pending(secured)[2]
         quiet.unary("Enqueue", batch(2, left))
         error = refusal(quiet, batch(2, 1))
@@ -190,7 +198,7 @@ def test_a_topics_pending_quota_holds_when_it_is_set_and_after_a_restart(secured
         assert refusal(quiet, batch(2, 1)).metadata["current"] == str(most + 10)
     finally:
         set_topic_quotas(secured, None)
-    poll("it is in force no more", lambda: quiet.ask("Enqueue", request(TOPIC, 2, [Msg()])) is None)
+    poll("it is in force no more", taken)
 
 
 def _answers(caller: Asking) -> bool:

@@ -285,7 +285,8 @@ def test_sigterm_ends_what_is_under_way_first(cluster: LocalCluster, topic: str,
     async def main() -> None:
         async with Receiver(lambda _: slowly) as receiver, Producer(cluster.endpoints[0]) as producer:
             await producer.send_batch(topic, [b"x"] * 100)
-            sink = SinkProcess(tmp_path, cluster.endpoints[0], "s", spec_of(topic, receiver.url, maxConcurrency=4))
+            spec = spec_of(topic, receiver.url, maxConcurrency=4, http={"timeout": "30s"})
+            sink = SinkProcess(tmp_path, cluster.endpoints[0], "s", spec)
             async with sink:
                 await asyncio.wait_for(held.wait(), 60)
                 assert await sink.end() == 0

@@ -65,14 +65,15 @@ class SinkProcess:
                 except aiohttp.ClientError:
                     await asyncio.sleep(0.1)
 
-    async def until(self, timeout_s: float = 60, says: str = "", **wanted: Any) -> dict[str, Any]:
-        """Its report, once it has these values, and a message with this text."""
+    async def until(self, timeout_s: float = 60, says: str = "", failures: int = 0, **wanted: Any) -> dict[str, Any]:
+        """Its report, once it has these values, a message with this text, and so many failed attempts or more."""
         report: dict[str, Any] = {}
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     report = await self.report()
-                    if says in report["message"] and all(report[name] == value for name, value in wanted.items()):
+                    has_all = all(report[name] == value for name, value in wanted.items())
+                    if has_all and says in report["message"] and report["failed"] >= failures:
                         return report
                     await asyncio.sleep(0.1)
         except TimeoutError:
