@@ -178,7 +178,7 @@ def test_every_order_is_either_paid_or_cancelled(tmp_path: Path) -> None:
         local.wait_ready()
         endpoint = local.endpoints[0]
         timeouts, heard = run_app("timeouts", endpoint), list[str]()
-        reader = threading.Thread(target=lambda: heard.extend(timeouts.stdout or ()))
+        reader = threading.Thread(target=lambda: heard.extend(timeouts.stdout or ()), daemon=True)
         reader.start()
         quick = {"PAYMENT_TIMEOUT": "2s", "ORDER_EVERY_S": "0.01", "PAID_SHARE": "0.5", "ORDERS": "60"}
         shop = run_app("shop", endpoint, **quick)
@@ -187,7 +187,7 @@ def test_every_order_is_either_paid_or_cancelled(tmp_path: Path) -> None:
         events(printed, said)
         time.sleep(3.5)  # the last order's time to pay, and some more
         deadline_s = time.monotonic() + 30
-        while len([*said["paid"], *cancelled_in(heard)]) < len(said["placed"]) and time.monotonic() < deadline_s:
+        while len({*said["paid"], *cancelled_in(heard)}) < len(said["placed"]) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         timeouts.terminate()
         assert timeouts.wait(30) == 0, timeouts.stderr and timeouts.stderr.read()

@@ -107,7 +107,7 @@ def test_pool_works_on_many_tasks_at_once_and_sends(shop: Shop) -> None:
 
 @on("revoke")
 def test_revoked_task_leaves_the_cluster_and_never_runs(shop: Shop) -> None:
-    kept = shop.send("note", "kept", countdown=10)
+    kept = shop.send("note", "kept", countdown=11)
     tasks = [shop.send("note", "revoked", countdown=10) for _ in range(3)]
     assert kept.id not in [task.id for task in tasks]
     assert shop.pending() == 4

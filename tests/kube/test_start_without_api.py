@@ -40,7 +40,7 @@ class Starting:
     def asked(self, path: str) -> tuple[int, str]:
         """GET the path: (status, text). Status 0: no process listens."""
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=15) as answer:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

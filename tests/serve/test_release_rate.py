@@ -116,7 +116,7 @@ def test_a_rate_that_is_changed_holds_at_once(capped: LocalCluster, shard: Shard
         time.sleep(0.3)
         return bool(shard.wheel().pending)
 
-    poll("one a second", waits)
+    poll("one a second", waits, seconds=3)
     released, due = shard.wheel().released, now_ms()
     shard.send(*(Msg(at_ms=due + 100) for _ in range(10)))
     time.sleep(1.2)

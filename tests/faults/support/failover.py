@@ -32,6 +32,7 @@ from tests.faults.support.columns import Totals
 from tests.faults.support.sdkload import SdkLoad, Way
 
 WHOLE_SECONDS = 90.0
+FOLLOWED_SECONDS = 15.0  # after a lease and a half: others lead
 SETTLE_SECONDS = 40.0
 CALM_SECONDS = 1.5
 FLOWING_SECONDS = 1.0
@@ -173,8 +174,10 @@ def freeze(cluster: FaultCluster, node: str, seconds: float = 4.5) -> None:
     """Freeze the node for longer than its lease of 3 s, and until others lead what it led."""
     cluster.kill(node, signal.SIGSTOP)
     time.sleep(seconds)
-    deadline = time.monotonic() + WHOLE_SECONDS
-    while node in cluster.masters() and time.monotonic() < deadline:
+    deadline = time.monotonic() + FOLLOWED_SECONDS
+    while node in cluster.masters():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody leads what {node} led, {seconds + FOLLOWED_SECONDS:.0f} s after it was frozen")
         time.sleep(0.05)
     cluster.kill(node, signal.SIGCONT)
 

@@ -77,4 +77,4 @@ class SinkProcess:
                         return report
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            raise AssertionError(f"{wanted} {says!r} did not come: {report} {self.events()}") from None
+            raise AssertionError(f"{wanted} {says!r} {failures=} did not come: {report} {self.events()}") from None
