@@ -138,26 +138,26 @@ def held_bytes(root: int) -> int:
 
 
 @contextmanager
-def worker(broker: str, late: Path) -> Iterator[int]:
-    """Its pid. It is killed in the end, with all its processes that are left."""
+def worker(broker: str, late: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """It is killed in the end, with all its processes that are left."""
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.celery", "worker", "-c", "2", "-l", "WARNING"]
     environment = os.environ | {"BROKER": broker, "LATE": str(late)}
     with open(late.with_suffix(".log"), "ab") as said:
         process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
     try:
         time.sleep(START_S)
-        yield process.pid
+        yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def send(sender: Celery, tasks: int, due_s: float, threads: int) -> tuple[int, float]:
-    """How many tasks were sent before it was too late for their eta, and how long that took, s."""
+def send(sender: Celery, first: int, tasks: int, due_s: float, threads: int) -> tuple[int, float]:
+    """How many tasks were sent before it was too late for their eta, and how long that took, s. first: its number."""
 
     def send_some(thread: int) -> int:
-        numbers = range(thread, tasks, threads)
+        numbers = range(first + thread, first + tasks, threads)
         for sent, number in enumerate(numbers):
             if time.time() > due_s - QUIET_S:
                 return sent
@@ -172,12 +172,13 @@ def send(sender: Celery, tasks: int, due_s: float, threads: int) -> tuple[int, f
     return sent, time.monotonic() - begun_s
 
 
-def runs(late: Path, tasks: int, wait_s: float) -> NDArray[np.void]:
-    """What ran, in its order, once so many tasks did or the wait is over. dtype: RUN."""
+def runs(late: Path, first: int, tasks: int, wait_s: float) -> NDArray[np.void]:
+    """What ran of the tasks from this number on, in its order, once so many did or the wait is over. dtype: RUN."""
     end_s = time.monotonic() + wait_s
     while True:
         if late.stat().st_size >= tasks * RUN.itemsize or time.monotonic() > end_s:
             found = np.frombuffer(late.read_bytes(), RUN)
+            found = found[found["task"] >= first]
             if len(np.unique(found["task"])) >= tasks or time.monotonic() > end_s:
                 return found
         time.sleep(0.2)
@@ -199,26 +200,33 @@ def measure(name: str, wanted: int, ahead_s: float, within_s: float, threads: in
     with BROKERS[name](scratch) as broker:
         sender = application(broker)
         (late := scratch / "late").touch()
-        with worker(broker, late) as pid:
-            idle, due_s = held_bytes(pid), time.time() + ahead_s
-            tasks, sent_s = send(sender, wanted, due_s, threads)
+        with worker(broker, late) as process:
+            idle, due_s = held_bytes(process.pid), time.time() + ahead_s
+            tasks, sent_s = send(sender, 0, wanted, due_s, threads)
             time.sleep(max(0.0, due_s - 4 - time.time()))
-            waiting = held_bytes(pid)
-            found = runs(late, tasks, due_s - time.time() + within_s)
+            waiting = held_bytes(process.pid)
+            found = runs(late, 0, tasks, due_s - time.time() + within_s)
             ran_s = time.time() - due_s
+            ended = process.poll() is not None
         print(
             f"{name}: {tasks:,} of {wanted:,} sent, {tasks / sent_s:,.0f} a second; worker {idle / 2**20:.0f} MiB "
             f"idle, {waiting / 2**20:.0f} MiB with them waiting; {described(found, tasks)}; {ran_s:.0f} s", flush=True,
         )  # fmt: skip
-        for what, after_s, kill in KILLS:
+        if ended:
+            print(
+                f"{name}: the worker has ended by itself: ...{late.with_suffix('.log').read_text()[-2_000:]}",
+                flush=True,
+            )
+        for part, (what, after_s, kill) in enumerate(KILLS):
+            first = wanted + part * KILLED_TASKS  # what is left of the parts before runs too, and does not count
             (killed := scratch / kill.__name__).touch()
-            with worker(broker, killed) as pid:
+            with worker(broker, killed) as process:
                 due_s = time.time() + KILLED_AHEAD_S
-                tasks, _ = send(sender, KILLED_TASKS, due_s, threads)
+                tasks, _ = send(sender, first, KILLED_TASKS, due_s, threads)
                 time.sleep(max(0.0, due_s + after_s - time.time()))
-                kill(pid, signal.SIGKILL)
+                kill(process.pid, signal.SIGKILL)
                 with worker(broker, killed):
-                    found = runs(killed, tasks, due_s - time.time() + KILLED_WAIT_S)
+                    found = runs(killed, first, tasks, due_s - time.time() + KILLED_WAIT_S)
             print(f"{name}, {what}: {described(found, tasks)}", flush=True)
 
 
