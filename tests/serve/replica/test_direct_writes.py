@@ -204,9 +204,14 @@ def test_what_is_marked_in_a_turn_is_taken_at_its_end(tmp_path: Path) -> None:
         with shard.syncer.turn(), shard.syncer.turn():  # what is known to be taken need not be taken earlier
             shard.propose()
         await until(lambda: shard.written == 4)
+        with shard.syncer.turn(many=False):  # it is written by itself: no other shard's could go along
+            shard.propose()
+            taken = len(writes.submitted)
+        assert len(writes.submitted) == taken + 1
+        await until(lambda: shard.written == 5)
         with pytest.raises(KeyError):
             propose_and_fail(shard)
-        await until(lambda: shard.written == 5)
+        await until(lambda: shard.written == 6)
 
     run(tmp_path, writes, test)
 

@@ -80,6 +80,24 @@ def test_small_batches_of_a_quick_disk_wait_for_the_round_under_way(monkeypatch:
     run(test)
 
 
+def test_what_shards_mark_alone_in_one_turn_of_the_event_loop_is_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync_threads, "STUCK_S", SECONDS)  # so that a second round would wait for the first
+
+    async def test(syncer: Syncer) -> None:
+        shards = [Shard() for _ in range(3)]
+        for one in shards:
+            with syncer.turn(many=False):
+                syncer.mark(one)
+        assert not any(map(syncer.busy, shards))
+        await asyncio.sleep(0)
+        assert all(map(syncer.busy, shards))
+        for one in shards:
+            one.gate.set()
+        await until(lambda: all(one.written == 1 for one in shards))
+
+    run(test)
+
+
 def test_a_round_that_waits_for_the_disk_holds_up_nobody_else() -> None:
     async def test(syncer: Syncer) -> None:
         stuck, other = Shard(), Shard()

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -39,9 +40,11 @@ class WallClock(Protocol):
 
 
 class SyncThreads(Protocol):
-    """See replica/sync_threads.py."""
+    """See replica/hosts/sync_threads.py."""
 
     def mark(self, writer: Writer) -> bool: ...
+
+    def turn(self, *, many: bool = True) -> AbstractContextManager[None]: ...
 
     def busy(self, writer: Writer) -> bool: ...
 

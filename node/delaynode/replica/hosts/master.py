@@ -292,9 +292,12 @@ class ShardHost(CopyHost):
             await self.wait_may_append()
             await wait_until(self.resources.may_tick, HELD_SECONDS)
             started = time.monotonic()
-            fired = self._fire(self.resources.clock.now_ms())
-            released = self._tick(self.resources.clock.now_ms())
-            ended = self.shard.consumers.expire(now)
+            with self.resources.syncer.turn(many=False):
+                fired = self._fire(self.resources.clock.now_ms())
+                released = self._tick(self.resources.clock.now_ms())
+                ended = self.shard.consumers.expire(now)
+                if self.shard.log.pending:
+                    self.resources.syncer.mark(self)
             if fired.full and self.unsynced < MAX_UNSYNCED_BYTES:
                 await asyncio.sleep(0)  # the next ones are written with these
                 continue
@@ -305,7 +308,8 @@ class ShardHost(CopyHost):
                     self.waiters.wake_all()
             self.maintenance.check(now)
             rests_until = started + TICK_MS / 1000 if released < self.shard.config.max_tick else 0.0
-            await asyncio.sleep(0)
+            if rests_until <= time.monotonic():  # else others have their turn while this one rests
+                await asyncio.sleep(0)
 
     def _next_wakeup(self, now_ms: int) -> int:
         """The earliest time at which the tick loop has something to do, ms."""

@@ -113,9 +113,12 @@ class Syncer:
         return self._direct is not None
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """What is marked meanwhile is taken at the end, which saves a turn of the event loop."""
-        if self._starting:  # it is taken in the next turn anyway
+    def turn(self, *, many: bool = True) -> Iterator[None]:
+        """What is marked meanwhile is taken at the end, which saves a turn of the event loop.
+
+        many: of many shards. One alone waits for the others of this turn, unless its batch is written by itself anyway.
+        """
+        if self._starting or not (many or self._direct):  # it is taken in the next turn
             yield
             return
         self._starting = True
