@@ -63,8 +63,9 @@ def same_times(archive: Path, epoch: int) -> None:
 
 def export(commit: str, to: Path, epoch: int) -> None:
     """The commit's files, without what the clone or its umask adds, and what the console's pages run in browsers."""
-    with tarfile.open(fileobj=io.BytesIO(run(("git", "archive", commit)))) as files:
-        files.extractall(to, filter="data")
+    to.mkdir(parents=True, exist_ok=True)
+    archive = run(("git", "archive", commit))
+    subprocess.run(("tar", "--extract", "--no-same-owner", "--directory", to), input=archive, check=True)
     run((sys.executable, to / "scripts" / "assets.py", "--only", "console"))
     for path in to.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
