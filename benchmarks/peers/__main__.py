@@ -4,7 +4,8 @@ Callers store one durable message a request, due in half an hour, and wait for t
 own, over shared ones, and through DelayCluster's streams. With --late, messages due in 1 .. 3 s are sent at a steady
 rate, and what is measured is how late they are delivered; PostgreSQL and Redis are polled.
 
-In each round the systems take turns, each with a new server. What can't be had here is told, and left out.
+In each round the systems take turns, each with a new server. What can't be had here is told, and left out. `bare` is
+no store: gRPC's own server, which writes and syncs each request, and shows what is the least that one can cost.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.peers import client, delaycluster, postgres, redis, rocketmq, table
+from benchmarks.peers import bare, client, delaycluster, postgres, redis, rocketmq, table
 from benchmarks.peers.loads import Load, Run, chosen, wrong
 from benchmarks.peers.processes import Failed, Missing, System
 from benchmarks.workloads import machine
 
-SYSTEMS = {module.SYSTEM.client: module.SYSTEM for module in (delaycluster, postgres, redis, rocketmq)}
+SYSTEMS = {module.SYSTEM.client: module.SYSTEM for module in (delaycluster, postgres, redis, rocketmq, bare)}
+PEERS = [name for name in SYSTEMS if name != bare.SYSTEM.client]
 STALL_S = 0.5
 
 
@@ -140,7 +142,7 @@ def _terminated(*_: object) -> NoReturn:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
+    add("--systems", nargs="+", choices=SYSTEMS, default=PEERS, help="default: all but bare")
     add("--conns", nargs="*", type=int, default=[1, 10, 50, 200], metavar="N", help="clients, a connection each")
     add("--callers", type=int, default=200, help="callers over the shared connections; 0: without that load")
     add("--shared", type=int, default=4, metavar="CONNECTIONS", help="connections that the callers share")

@@ -1,8 +1,9 @@
-// Command client puts one load on DelayCluster, PostgreSQL, Redis or RocketMQ, so that what is compared is the servers.
+// Command client puts one load on DelayCluster, PostgreSQL, Redis or RocketMQ, or on gRPC by itself, so that what is compared is the servers.
 //
 //	client SYSTEM -address HOST:PORT -mode store   callers that store a message and wait for the answer, again and again
 //	client SYSTEM -address HOST:PORT -mode late    messages at a steady rate, consumed when due: how late are they
 //	client rocketmq -address HOST:PORT -mode topic | count
+//	client bare -address FILE -mode serve           the server of the system "bare", which prints its port
 //
 // store and late print one line of JSON once all is connected and warm, go on at a line on stdin, print the result as
 // another line, and keep their connections until stdin ends: then the caller can read the server's processor time.
@@ -52,6 +53,7 @@ type settings struct {
 
 var systems = map[string]func(settings) (system, error){
 	"delay":    newDelay,
+	"bare":     newDelay,
 	"postgres": newPostgres,
 	"redis":    newRedis,
 	"rocketmq": newRocketMQ,
@@ -70,8 +72,8 @@ func run(args []string) error {
 	}
 	var s settings
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
-	flags.StringVar(&s.address, "address", "", "where the server listens")
-	flags.StringVar(&s.mode, "mode", "store", "store or late; rocketmq: topic or count too")
+	flags.StringVar(&s.address, "address", "", "where the server listens; serve: the file that it writes")
+	flags.StringVar(&s.mode, "mode", "store", "store or late; rocketmq: topic or count too; bare: serve too")
 	flags.IntVar(&s.connections, "connections", 1, "connections that the callers share")
 	flags.IntVar(&s.nCaller, "callers", 1, "callers, one request at a time each")
 	flags.IntVar(&s.window, "window", 0, "delay: requests that a stream keeps unanswered; 0: unary calls")
@@ -86,6 +88,9 @@ func run(args []string) error {
 	}
 	if s.bodyBytes < headBytes {
 		return fmt.Errorf("-body: at least %d bytes", headBytes)
+	}
+	if s.mode == "serve" {
+		return serveBare(s)
 	}
 	server, err := systems[args[0]](s)
 	if err != nil {
