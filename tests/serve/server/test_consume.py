@@ -153,11 +153,11 @@ def test_ack_takes_ranges_out_and_counts_what_it_took(shard: Shard) -> None:
 
 def test_invisible_time_over_it_comes_again_with_the_next_attempt(shard: Shard) -> None:
     shard.send(*numbered(3))
-    first = shard.receive(max_messages=2, invisible_ms=2_000)
+    first = shard.receive(max_messages=2, invisible_ms=4_000)
     begin = time.monotonic()
     assert [one.offset for one in shard.receive(wait_ms=200)] == [2]
-    again = shard.receive(wait_ms=10_000)
-    assert time.monotonic() - begin < 5
+    again = shard.receive(wait_ms=12_000)
+    assert time.monotonic() - begin < 7
     assert [(one.offset, one.attempt) for one in again] == [(one.offset, 2) for one in first]
     assert shard.group().in_flight == 3
 
@@ -273,10 +273,11 @@ def test_the_default_backoff_grows(shard: Shard) -> None:
     shard.send(*numbered(1))
     (one,) = shard.receive(wait_ms=10_000)
     for backoff_s in (1, 2):
-        shard.nack([one], backoff_ms=-1)
-        nacked = time.monotonic()
+        asked_s = time.monotonic()
+        shard.nack([one], backoff_ms=-1)  # begins when the node has it, which is before its answer is here
+        answered_s = time.monotonic()
         (one,) = shard.receive(wait_ms=10_000)
-        assert backoff_s - 0.1 < time.monotonic() - nacked < backoff_s + 2
+        assert asked_s + backoff_s - 0.01 < time.monotonic() < answered_s + backoff_s + 2
 
 
 def test_nack_of_another_attempt_is_ignored(shard: Shard) -> None:
@@ -522,7 +523,7 @@ def test_consumers_that_come_and_go_get_all_once_acknowledged(shard: Shard) -> N
             with Client(shard.client.endpoint) as client:
                 own = shard.at(client)
                 asked = pb.ReceiveRequest(
-                    topic=shard.topic, queue=shard.queue, group="g", max_messages=5, wait_ms=500, invisible_ms=1_500
+                    topic=shard.topic, queue=shard.queue, group="g", max_messages=5, wait_ms=500, invisible_ms=4_000
                 ).SerializeToString()
                 try:
                     got = rows(pb.MessageBatch.FromString(client.raw("Receive", asked, seconds=patience_s)))
@@ -539,5 +540,5 @@ def test_consumers_that_come_and_go_get_all_once_acknowledged(shard: Shard) -> N
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(done) == total
