@@ -15,6 +15,10 @@ PEER_OFFSET = 200
 MTLS_OFFSET = 300
 INTERNAL_OFFSET = 400
 HTTP_TOKENS_OFFSET = 500
+MAX_GIVEN = 8_000
+
+_given: set[int] = set()
+"""Free ports that this process has chosen: they are bound later, and again when a node restarts."""
 
 
 class PortInUse(Exception):
@@ -92,7 +96,10 @@ def _free(count: int) -> tuple[int, ...]:
     # Not from the kernel's ephemeral range: there a client's outgoing connection could take the port of a node that
     # is just being restarted.
     candidates = random.sample(range(15_000, 32_000), 1_000)
-    free = tuple(itertools.islice((port for port in candidates if _unused(port)), count))
+    free = tuple(itertools.islice((port for port in candidates if port not in _given and _unused(port)), count))
     if len(free) < count:
         raise PortInUse(f"no {count} free ports between 15000 and 32000")
+    if len(_given) > MAX_GIVEN:  # the oldest clusters of so long a process are gone
+        _given.clear()
+    _given.update(free)
     return free
