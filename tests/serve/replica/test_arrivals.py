@@ -14,6 +14,7 @@ import pytest
 from delaynode.replica.hosts import arrivals
 from delaynode.replica.hosts.arrivals import Stored
 from delaynode.replica.hosts.master import ShardHost
+from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Refused
 from delaynode.store.log.batches import WriteBatch
 from delaynode.store.log.frames import APPENDS, FrameKind, parse_append_runs
@@ -339,8 +340,8 @@ def test_a_call_that_is_given_up_before_its_commit_keeps_nothing_of_its_request(
                 request = weakref.ref(dues)
                 answer = host.enqueue(IncomingBatch(dues, np.empty(0, np.uint8), ones, ones, ones, bytes(1_000)))
                 del dues
-                await asyncio.sleep(0.1)
-                assert host.durable == host.shard.log_end > host.shard.committed_offset
+                async with asyncio.timeout(20):
+                    await wait_until(lambda: host.durable == host.shard.log_end > host.shard.committed_offset, 0.001)
                 assert answer.cancel()
                 assert request() is None
                 monkeypatch.undo()

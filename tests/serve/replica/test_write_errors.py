@@ -162,9 +162,8 @@ def test_a_failing_call_stops_its_shard_and_nothing_else(
                     await asked
                 assert caught.value.reason == "SHARD_DAMAGED"
             await made.mixed("b")
-            await asyncio.sleep(0.2)
+            await made.until_released("b", 8)  # of each of both four
             assert made.hosts["b"].serving
-            assert made.hosts["b"].shard.queue.visible >= 6
             return made
 
     made = asyncio.run(story())
