@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -187,6 +188,13 @@ def test_a_team_s_account_can_not_see_send_to_or_fill_the_other_s_topic(
     def by(team: Team, *argv: str) -> str:
         return cluster.delayctl(*argv, "--service-account", f"{team.namespace}/worker")
 
+    def waits(team: Team) -> list[str]:
+        """It is asked of all masters of the topic's queues: each reads the users later than they are in force."""
+        by(team, "pending", team.topic, "--json")  # a refusal is what wait_until waits over
+        return []
+
+    for team in (a, b):
+        wait_until(f"{team.namespace}/worker may browse its topic", partial(waits, team), TOLD_SECONDS)
     for team, other in ((a, b), (b, a)):
         by(team, "produce", team.topic, "--delay", "1h", "--count", str(PENDING))
         assert len(by(team, "pending", team.topic, "--json").splitlines()) == PENDING

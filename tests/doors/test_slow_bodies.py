@@ -16,7 +16,7 @@ from delaynode.server.health_port import serve_http
 
 from tests.doors.test_fuzz_rows import Served, served
 
-SHORT_SECONDS = 1.0
+SHORT_SECONDS = 3.0
 STEP_SECONDS = 0.05
 HEAD = f"POST {PATH}Send HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"topic":"fuzz","messages":[{"bodyText":"' + b"x" * 100_000

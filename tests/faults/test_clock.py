@@ -55,7 +55,10 @@ class Stepped:
 
     def delivered(self, body: bytes, seconds: float = 20.0) -> float:
         """Receives one message, acknowledges it, and returns time.monotonic()."""
-        (one,) = self.shard.receive_all(1, seconds=seconds)
+        deadline = time.monotonic() + seconds
+        while not (found := self.shard.receive_all(1)):  # a call lasts less long than some wait
+            assert time.monotonic() < deadline, f"{body!r} did not come within {seconds} s"
+        (one,) = found
         arrived = time.monotonic()
         assert one.body == body
         assert self.shard.ack_all([one]) == 1
@@ -130,8 +133,8 @@ def test_a_step_back_pauses_what_comes_and_then_it_goes_on(node: Stepped) -> Non
     node.delivered(b"now")  # the watermark is at the present
     began = time.monotonic()
     shard.send(Msg(b"paused", delay_ms=2_000))
-    node.step(-8)
-    poll("the step is noticed", lambda: node.gauge("delay_clock_behind_seconds") > 5)
+    node.step(-20)
+    poll("the step is noticed", lambda: node.gauge("delay_clock_behind_seconds") > 15)
     assert get(node.cluster, "/readyz") == (200, "ok\nclock-behind\n")
     with pytest.raises(Failure, match=r"this node's clock is [\d.]+ m?s behind what was released") as caught:
         shard.send(Msg(b"refused", delay_ms=1_000))
@@ -140,8 +143,8 @@ def test_a_step_back_pauses_what_comes_and_then_it_goes_on(node: Stepped) -> Non
     shard.send(Msg(b"past", at_ms=1))  # an ordinary message: delivered while the watermark waits
     node.delivered(b"past")
     assert shard.cancel(far) == [1]
-    assert time.monotonic() - began < 8, "too slow a machine to see the pause"
-    assert 10.0 <= node.delivered(b"paused") - began < 20
+    assert time.monotonic() - began < 20, "too slow a machine to see the pause"
+    assert 22.0 <= node.delivered(b"paused", seconds=60) - began < 50
     assert node.gauge("delay_clock_behind_seconds") == 0
     asked = time.monotonic()
     shard.send(Msg(b"again", delay_ms=1_000))

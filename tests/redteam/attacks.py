@@ -7,10 +7,12 @@ Attacks that other tests show better are in ELSEWHERE, with the tests' names (fi
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import pytest
@@ -299,13 +301,32 @@ def renegotiation(world: World) -> str:
         [*from_client, at], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert updates.stdin is not None
-    with suppress(BrokenPipeError):
-        for _ in range(KEY_UPDATES):
-            updates.stdin.write(b"K\n")  # a letter counts where it is the first that is read
-            updates.stdin.flush()
-            time.sleep(0.0002)
-    updates.kill()
-    sent = updates.communicate()[0].count(b"KEYUPDATE")
+    told, first = bytearray(), threading.Event()
+
+    def listen(output: IO[bytes]) -> None:
+        while part := os.read(output.fileno(), 65_536):
+            told.extend(part)
+            if b"KEYUPDATE" in told:
+                first.set()
+
+    reader = threading.Thread(target=listen, args=(updates.stdout,), daemon=True)
+    reader.start()
+    try:
+        deadline = time.monotonic() + 60
+        with suppress(BrokenPipeError):
+            while not first.wait(0.2):  # until it is connected, and reads
+                assert time.monotonic() < deadline, "the control: one is sent"
+                updates.stdin.write(b"K\n")
+                updates.stdin.flush()
+            for _ in range(KEY_UPDATES):
+                updates.stdin.write(b"K\n")  # a letter counts where it is the first that is read
+                updates.stdin.flush()
+                time.sleep(0.0002)
+    finally:
+        updates.kill()
+        reader.join(20)
+        updates.communicate(timeout=20)
+    sent = told.count(b"KEYUPDATE")
     assert sent < KEY_UPDATES // 2, f"all of {sent} key updates are taken from one client"
     assert sent, "the control: one is sent"
 

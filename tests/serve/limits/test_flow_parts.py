@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -19,6 +20,12 @@ MIB = 1 << 20
 async def turn() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  # what it looks at tells nobody
+            await asyncio.sleep(0.005)
 
 
 # ------------------------------------------------------------ budgets
@@ -42,6 +49,7 @@ def test_a_full_budget_refuses_who_cannot_wait_long_and_says_which_limit(monkeyp
         assert int(caught.value.metadata["retry_after_ms"]) > 0
         with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100 bytes"):
             await budget.acquire_soon("b", 41)
+        monkeypatch.setattr(budgets, "SOON_SECONDS", 20.0)
         soon = asyncio.create_task(budget.acquire_soon("b", 41))
         await turn()
         budget.release(first)
@@ -120,7 +128,7 @@ def test_those_who_do_not_read_are_given_up_when_others_wait_and_only_then(monke
         await asyncio.sleep(0.1)
         assert not given_up
         (waiting,) = await started(budget, ("honest", 10))
-        await asyncio.sleep(0.1)
+        await until(lambda: bool(given_up))
         assert given_up[0] == {"deaf", "deaf too"}
         for hold in deaf:
             budget.release(hold)
@@ -201,9 +209,10 @@ def test_few_requests_are_received_at_a_time_and_slow_ones_make_room(monkeypatch
             return "quick"
 
         crowd = [asyncio.create_task(gate.read(slow)) for _ in range(20)]
+        await until(lambda: most >= 5)
         await asyncio.sleep(0.1)
         assert most == 5  # two in their places, three slow ones
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await gate.read(quick) == "quick"  # the slow ones before it were too slow
         assert most == 5
         came.set()
@@ -349,15 +358,20 @@ def test_what_comes_between_the_look_and_the_wait_is_not_missed() -> None:
 def test_a_retry_wakes_one_when_it_becomes_visible_and_a_wait_ends_in_time() -> None:
     async def run() -> None:
         world = World(g=Group())
-        await world.wait("g", 2, seconds=0.3)
+        await world.wait("g", 2)
         world.groups["g"].visible_ms = world.now_ms + 50
         world.waiting.wake_all()
         world.now_ms += 50
-        await asyncio.sleep(0.15)
-        assert len(world.woken) == 1
-        world.groups["g"].visible_ms = 2**63 - 1
-        await asyncio.sleep(0.3)
-        assert len(world.woken) == 2
+        assert world.woken == []
+        await until(lambda: bool(world.woken))
+        world.groups["g"].visible_ms = 2**63 - 1  # as it takes it
+        await asyncio.sleep(0.1)
+        assert world.woken == [("g", 0)]
+        began = time.monotonic()
+        await world.wait("g", 1, seconds=0.3)
+        await until(lambda: len(world.woken) == 2)
+        assert world.woken[1] == ("g", 2), "its own time is over"
+        assert time.monotonic() - began >= 0.29
         await world.end()
 
     asyncio.run(run())

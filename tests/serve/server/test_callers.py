@@ -208,7 +208,7 @@ def test_nobody_is_refused_before_anything_is_taken(edge: str) -> None:
 
 def test_a_stream_ends_when_the_identity_expires_and_not_before(edge: str) -> None:
     async def claim(world: World) -> None:
-        world.known.expires_s = 1.0
+        world.known.expires_s = 4.0
         async with world.channel() as channel:
             stream = channel.stream_stream(f"/{S}/Wait")(metadata=said("a"), timeout=30)
             began = time.monotonic()
@@ -217,7 +217,7 @@ def test_a_stream_ends_when_the_identity_expires_and_not_before(edge: str) -> No
             assert await stream.read() == b"x"
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await stream.read()
-            assert time.monotonic() - began > 0.8
+            assert time.monotonic() - began > 3.8
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert "expired" in raised.value.details()
             trailing = dict(raised.value.trailing_metadata())
