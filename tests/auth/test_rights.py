@@ -282,7 +282,7 @@ def test_a_question_that_was_asked_before_is_a_look_up() -> None:
     rules = tuple(rule(PRODUCE, topic=f"t{number}") for number in range(200))
     found = rights(spec(*rules))
     found.check(SHOP, PRODUCE, "t199")
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(10_000):
         found.check(SHOP, PRODUCE, "t199")
-    assert time.perf_counter() - began < 0.2, "some 20 ms; by all rules, some 300"
+    assert time.process_time() - began < 0.2, "some 20 ms; by all rules, some 300"

@@ -214,10 +214,10 @@ def test_an_unknown_key_is_refused(key_id: str | None) -> None:
 
 
 def test_a_token_of_a_megabyte_is_refused_unread() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     message = refusal("a." + "b" * (1 << 20) + ".c").message
     assert message == f"the token has 1,048,580 bytes; allowed: {MAX_TOKEN_BYTES:,}, of ASCII"
-    assert time.monotonic() - began < 0.5
+    assert time.process_time() - began < 0.5
     assert "of ASCII" in refusal("é" * 10).message
     assert "of ASCII" in refusal("\ud800").message
 

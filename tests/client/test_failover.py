@@ -194,8 +194,9 @@ def test_what_is_still_gathered_fails_with_the_producer() -> None:
     async def main() -> None:
         cluster = FakeCluster()
         async with FakeNode(cluster) as node:
-            producer = Producer(node.endpoint, timeout="500ms", linger_ms=0.5)
+            producer = Producer(node.endpoint, linger_ms=0.5)
             await producer.send("t", "0", delay=5)
+            producer._timeout_s = 0.5  # close() waits no longer, and messages far longer than that
             cluster.elect(None)
             closing = asyncio.create_task(producer.close())
             futures = []
@@ -204,8 +205,8 @@ def test_what_is_still_gathered_fails_with_the_producer() -> None:
                 await asyncio.sleep(0.001)
                 if producer._closed:
                     break
-            await asyncio.wait_for(closing, 5)
-            results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 5)
+            await asyncio.wait_for(closing, 20)
+            results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 20)
             assert all(isinstance(result, errors.DelayError) for result in results)
 
     asyncio.run(main())

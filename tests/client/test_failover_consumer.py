@@ -16,6 +16,7 @@ from delayclient import errors
 from delayclient.admin.admin import Admin
 from delayclient.admin.views import Outcome
 from delayclient.consumer.consumer import Consumer
+from delayclient.routing.routing import Cluster
 
 from tests.client.support.fakegroup import Groups
 from tests.client.support.fakes import FakeCluster, FakeNode, Refusal, until
@@ -42,6 +43,15 @@ def fail_over(groups: Groups, new: FakeNode) -> None:
     new.cluster.elect(new)
 
 
+@pytest.fixture
+def endless_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No poll and no try of a call ends by its own time: what is over within seconds was ended by something else."""
+    monkeypatch.setattr("delayclient.consumer.consumer._WAIT_MS", 300_000)
+    monkeypatch.setattr("delayclient.routing.reachability.SILENT_S", 300.0)
+    monkeypatch.setattr("delayclient.consumer.acks.RETRY_S", 300.0)
+    monkeypatch.setitem(Cluster.call.__kwdefaults__, "attempt_s", 300.0)
+
+
 async def received(consumer: Consumer, wanted: bytes, seconds: float) -> float:
     """Acknowledges messages until one is `wanted`; how long that took."""
     started = time.monotonic()
@@ -54,6 +64,7 @@ async def received(consumer: Consumer, wanted: bytes, seconds: float) -> float:
     raise AssertionError(f"{wanted!r} was not delivered within {seconds} s")
 
 
+@pytest.mark.usefixtures("endless_waits")
 def test_idle_polls_at_a_frozen_master_are_reopened_at_its_successor() -> None:
     async def main() -> None:
         async with (
@@ -63,17 +74,18 @@ def test_idle_polls_at_a_frozen_master_are_reopened_at_its_successor() -> None:
             groups.queues[0].release([b"first"])
             await received(consumer, b"first", 5)
             await consumer.flush()
-            await until("a poll of 5 s is under way on each queue", lambda: all(groups.waiting[n] for n in (0, 1)))
+            await until("a poll is under way on each queue", lambda: all(groups.waiting[n] for n in (0, 1)))
             old.awake.clear()
             fail_over(groups, new)
             groups.queues[1].release([b"second"])
-            assert await received(consumer, b"second", 10) < 4.0, "sooner than the poll's own time"
+            await received(consumer, b"second", 30)  # sooner than the poll's own time
             await consumer.flush()
             assert groups.all_acked()
 
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("endless_waits")
 def test_acks_that_the_old_master_never_confirmed_reach_the_new_one() -> None:
     async def main() -> None:
         async with (
@@ -88,9 +100,7 @@ def test_acks_that_the_old_master_never_confirmed_reach_the_new_one() -> None:
                 message.ack()
             await until("the frozen node has the acks", lambda: old.came["Ack"])
             fail_over(groups, new)
-            started = time.monotonic()
-            await consumer.flush()
-            assert time.monotonic() - started < 4.0
+            await asyncio.wait_for(consumer.flush(), 30)
             assert groups.all_acked()
             assert consumer.lost_acks == 0
 
@@ -108,17 +118,20 @@ def test_consumer_goes_on_through_a_time_without_a_master() -> None:
             await consumer.flush()
             await old.stop()
             new.cluster.elect(None)
-            receiving = asyncio.create_task(received(consumer, b"second", 20))
+            receiving = asyncio.create_task(received(consumer, b"second", 30))
             await asyncio.sleep(1.5)
             assert not receiving.done()
             groups.queues[1].release([b"second"])
             fail_over(groups, new)
-            assert await receiving < 1.5 + 2.5
+            assert await receiving < 20
 
     asyncio.run(main())
 
 
-def test_poll_at_a_former_master_is_left_as_soon_as_the_route_says_so() -> None:
+@pytest.mark.usefixtures("endless_waits")
+def test_poll_at_a_former_master_is_left_as_soon_as_the_route_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayclient.routing.reachability.PING_INTERVAL_S", 300.0)
+
     async def main() -> None:
         async with (
             pair(queues=1) as (old, new, groups),
@@ -132,7 +145,7 @@ def test_poll_at_a_former_master_is_left_as_soon_as_the_route_says_so() -> None:
             fail_over(groups, new)
             groups.queues[0].release([b"second"])
             await consumer.cluster.refresh("t")
-            assert await received(consumer, b"second", 4) < 1.0
+            await received(consumer, b"second", 30)
 
     asyncio.run(main())
 
@@ -271,20 +284,19 @@ def test_reschedule_whose_answer_was_lost_is_looked_up() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("endless_waits")
 def test_admin_call_at_a_frozen_master_is_made_at_its_successor() -> None:
     async def main() -> None:
         async with pair(queues=1) as (old, new, _):
             messages = Messages(old)
             new.unary = dict(old.unary)
-            async with Admin([old.endpoint, new.endpoint]) as admin:
+            async with Admin([old.endpoint, new.endpoint], timeout="5m") as admin:
                 await admin.route("t")
                 old.awake.clear()
                 cancelling = asyncio.create_task(admin.cancel([messages.handle(1)]))
                 await until("the frozen node has the call", lambda: old.came["Cancel"])
                 new.cluster.elect(new)
-                started = time.monotonic()
-                assert await cancelling == [Outcome.CANCELLED]
-                assert time.monotonic() - started < 3.0
+                assert await asyncio.wait_for(cancelling, 30) == [Outcome.CANCELLED]
 
     asyncio.run(main())
 

@@ -382,10 +382,11 @@ def test_flush_waits_for_all_and_close_fails_what_is_left() -> None:
     async def main() -> None:
         cluster = FakeCluster()
         async with FakeNode(cluster) as node:
-            producer = Producer(node.endpoint, timeout="300ms")
+            producer = Producer(node.endpoint)
             future = producer.send("t", b"x", delay=5)
             await producer.flush()
             assert future.done()
+            producer._timeout_s = 0.3  # close() waits no longer, and messages far longer than that
             node.fault = faults(1, 1.0, ["BUSY"])
             late = producer.send("t", b"y", delay=5)
             await producer.close()

@@ -157,7 +157,11 @@ def test_a_dead_letter_says_the_reason_of_its_nack(endpoint: str) -> None:
             Admin(endpoint) as admin,
             Consumer(endpoint, "sdk4", "reasons", from_end=True) as consumer,
         ):
-            await consumer.receive(1)  # the group is made
+            await consumer.receive(1)
+            deadline_s = time.monotonic() + 60
+            while len(await admin.groups("sdk4", "reasons")) < 4:  # what is sent before is before its beginning
+                assert time.monotonic() < deadline_s, "the group is not on each queue"
+                await asyncio.sleep(0.05)
             for _ in range(60):  # while the cluster is some seconds old, reasons are not written
                 await producer.send("sdk4", b"b")
                 message = await consumer.receive(60)
@@ -325,11 +329,16 @@ def test_messages_with_ids_are_stored_once_whoever_sends_them_again(endpoint: st
 def test_message_that_is_worked_on_for_three_invisible_times_is_delivered_once(endpoint: str) -> None:
     with (
         sync.SyncProducer(endpoint) as producer,
+        sync.SyncAdmin(endpoint) as admin,
         sync.SyncConsumer(endpoint, "sdk7", "long", from_end=True, invisible="3s", max_lease="1m") as consumer,
     ):
         assert consumer.receive(0.5) is None
+        deadline_s = time.monotonic() + 60
+        while len(admin.groups("sdk7", "long")) < 4:  # what is sent before is before its beginning
+            assert time.monotonic() < deadline_s, "the group is not on each queue"
+            time.sleep(0.05)
         producer.send("sdk7", b"long")
-        message = consumer.receive(5)
+        message = consumer.receive(60)
         assert message is not None
         assert consumer.receive(9) is None, "another consumer would have it by now"
         consumer.ack(message)

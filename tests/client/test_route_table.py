@@ -71,18 +71,29 @@ def test_a_slow_answer_of_before_the_failover_keeps_nobody_from_the_new_master_f
     asyncio.run(main())
 
 
-def test_frozen_node_does_not_hold_up_the_question() -> None:
+def test_frozen_node_does_not_hold_up_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayclient.routing.routing._ROUTE_TIMEOUT_S", 60.0)
+
     async def main() -> None:
         fake = FakeCluster()
         async with FakeNode(fake) as frozen, FakeNode(fake) as well:
             async with Cluster([frozen.endpoint, well.endpoint]) as cluster:
+                query_node = cluster.route_table._query_node
+                asked: list[str] = []
+
+                async def noted(endpoint: str, topic: str) -> delay_pb2.QueryRouteResponse:
+                    asked.append(endpoint)
+                    return await query_node(endpoint, topic)
+
+                cluster.route_table._query_node = noted
                 frozen.awake.clear()
-                asked = time.monotonic()
+                began_s = time.monotonic()
                 await cluster.refresh("t")
-                assert time.monotonic() - asked < 2.0
-                asked = time.monotonic()
+                assert time.monotonic() - began_s < 20, "the silence is not waited out: it takes 60 s"
+                assert asked == [frozen.endpoint, well.endpoint]
+                asked.clear()
                 await cluster.refresh("t")
-                assert time.monotonic() - asked < 0.25, "whoever answered is asked first the next time"
+                assert asked[0] == well.endpoint, "whoever answered is asked first the next time"
             frozen.awake.set()
 
     asyncio.run(main())
@@ -92,12 +103,14 @@ def test_looks_are_few_however_many_ask_for_them() -> None:
     async def main() -> None:
         async with FakeNode(FakeCluster()) as node, Cluster(node.endpoint) as cluster:
             await cluster.route("t")
-            deadline = time.monotonic() + 1.0
-            while time.monotonic() < deadline:
+            began_s = time.monotonic()
+            while (passed_s := time.monotonic() - began_s) < 1.0 or node.cluster.route_calls <= 3:
+                assert passed_s < 60, "it is looked again and again"
                 cluster.route_table.refresh_soon("t")
                 await asyncio.gather(*[cluster.route_table.refresh("t") for _ in range(50)])
                 await asyncio.sleep(0.002)
-            assert 3 < node.cluster.route_calls < 15
+            passed_s = time.monotonic() - began_s
+            assert 3 < node.cluster.route_calls <= 2 + passed_s / 0.1, "a tenth of a second lies between two"
             await node.stop()
             await cluster.route_table.refresh("t")  # says nothing: nobody can be asked now
 
@@ -187,13 +200,14 @@ def test_detours_are_tried_by_few_until_one_has_worked() -> None:
         assert reach.resolve("m:1") == "m:1"
         reach.record_failure("m:1", unreachable())
         ways = []
+        began_s = time.monotonic()
         for _ in range(100):
             try:
                 ways.append(reach.resolve("m:1"))
             except errors.Unavailable:
                 await asyncio.sleep(0.003)
         assert set(ways) == {"a:1"}
-        assert len(ways) < 10
+        assert 0.1 * (len(ways) - 1) <= time.monotonic() - began_s, "a tenth of a second lies between two"
         reach.record_success("a:1", "m:1")
         assert [reach.resolve("m:1") for _ in range(20)] == ["a:1"] * 20
         reach.record_failure(
