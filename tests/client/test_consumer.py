@@ -34,7 +34,7 @@ async def world(queues: int = 2, messages: int = 100) -> AsyncIterator[tuple[Fak
 
 
 async def until_acked(groups: Groups) -> None:
-    for _ in range(500):
+    for _ in range(3_000):
         if groups.all_acked():
             return
         await asyncio.sleep(0.01)
