@@ -123,7 +123,7 @@ def test_consumer_goes_on_through_a_time_without_a_master() -> None:
             assert not receiving.done()
             groups.queues[1].release([b"second"])
             fail_over(groups, new)
-            assert await receiving < 20
+            assert await receiving < 1.5 + 2.5
 
     asyncio.run(main())
 
