@@ -32,6 +32,9 @@ PROBES = 2  # without an answer, then the connection ends
 UNREAD_SECONDS = 60  # in which a client takes nothing of what it was sent, or its machine acknowledges nothing
 
 
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
 @dataclass(slots=True)
 class _HttpConnection:
     """since: of the last answer, time.monotonic(); left: seconds from then on. aged: when it has lasted long enough."""
@@ -60,6 +63,17 @@ def _new_runner(app: web.Application, *, cancels: bool) -> web.AppRunner:
     )
 
 
+def _expecting(handle: Handler) -> Handler:
+    """Expect is refused here where it is no text: aiohttp repeats it in its own refusal, and fails at that."""
+
+    async def checked(request: web.BaseRequest) -> web.StreamResponse:
+        if not request.headers.get("Expect", "").isascii():
+            raise web.HTTPExpectationFailed(text="the header Expect isn't ASCII; allowed: 100-continue")
+        return await handle(request)
+
+    return checked
+
+
 class HttpPort:
     """Listens from start() on; the caller closes it. app: what answers. most: connections. context: for the next
     handshake, or OSError where there is none; None: without TLS. age_s: after which a connection ends. left: told of
@@ -83,6 +97,9 @@ class HttpPort:
     async def start(self) -> None:
         """Raises OSError."""
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        server.request_handler = _expecting(server.request_handler)
         self._socket = listen(*split(self._address))
         self._socket.setblocking(False)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]

@@ -69,6 +69,23 @@ def test_who_holds_connections_keeps_nobody_out() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/nowhere"])
+@pytest.mark.parametrize("expect", [b"100-con\xa8inue", b"\xff", b"200-ok"])
+def test_what_is_expected_that_is_no_continue_is_refused_and_no_fault(
+    path: str, expect: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with port() as it:
+            reader, writer = await asyncio.open_connection(*it.address)
+            writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" % path.encode())
+            writer.write(b"Expect: %s\r\n\r\n" % expect)
+            assert (await reader.read()).startswith(b"HTTP/1.1 417 ")
+            writer.close()
+
+    run(story)
+    assert not caplog.records
+
+
 def test_a_connection_on_which_nothing_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_port, "FIRST_SECONDS", 0.5)
 
