@@ -1,5 +1,5 @@
-"""A gRPC server transport in compiled code, and small writes to files. All of it is called on one thread, that of the
-event loop.
+"""A gRPC server transport in compiled code, small writes to files, and sums. All but the sums is called on one thread,
+that of the event loop.
 
 Columns are little-endian and packed. r: the requests of a group; n: the messages of them all. Tokens name calls and
 requests; one that is over is ignored wherever it is given. `deadline_ms` is on the clock of `time.monotonic()`.
@@ -289,3 +289,9 @@ class Writes:
 
     def close(self) -> None:
         """End the threads; waits until all that was submitted is written."""
+
+def record_sum(record: BufferLike, offset: int) -> int:
+    """Of a record at a log offset, before it is mixed with its size and seq: see node/delaynode/store/log/checks.py."""
+
+def unit_sum(unit: bytes, factors: bytes) -> int:
+    """The sum of k words u32[k], each times its factor u64[k], mod 2^64."""

@@ -12,6 +12,7 @@ compile_error!("columns are little-endian, and are handed over as they came");
 pub mod budget;
 pub mod call;
 pub mod caller;
+pub mod checks;
 pub mod clock;
 pub mod columns;
 pub mod connection;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
+use pyo3::buffer::PyBuffer;
 use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,6 +19,7 @@ use pyo3::types::{PyBytes, PyDict};
 use pyo3::{ffi, intern};
 
 use crate::caller::{Caller, NEVER};
+use crate::checks;
 use crate::clock::now_ms;
 use crate::columns::{Group, LARGE_BYTES, Records};
 use crate::core::Shape;
@@ -489,6 +491,28 @@ impl PyWrites {
     }
 }
 
+/// The bytes of a contiguous buffer. SAFETY: nobody changes them while they are in use: its owner's word.
+fn bytes_of(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyBufferError::new_err("the bytes don't lie one after the other"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]); // its pointer may be anything
+    }
+    // SAFETY: so many bytes are there as long as the buffer is held, and the interpreter's lock is.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+}
+
+#[pyfunction]
+fn record_sum(record: PyBuffer<u8>, offset: u64) -> PyResult<u64> {
+    Ok(checks::record_sum(bytes_of(&record)?, offset))
+}
+
+#[pyfunction]
+fn unit_sum(unit: &[u8], factors: &[u8]) -> u64 {
+    checks::unit_sum(unit, factors)
+}
+
 #[pymodule]
 fn delayedge(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Edge>()?;
@@ -496,5 +520,7 @@ fn delayedge(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyEvent>()?;
     module.add_class::<Buffer>()?;
     module.add_class::<PyWrites>()?;
+    module.add_function(wrap_pyfunction!(record_sum, module)?)?;
+    module.add_function(wrap_pyfunction!(unit_sum, module)?)?;
     Ok(())
 }

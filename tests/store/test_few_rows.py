@@ -63,13 +63,13 @@ def test_checks_have_one_value(count: int, start: int, uid: int, seed: int) -> N
     size = np.array([rng.randrange(1, 300) for _ in range(count)], np.uint32)
     records = rng.randbytes(int(size.sum()))
     answers = []
-    for few in (MANY, (8, 0)):
-        with few_rows(*few):
+    for few, is_compiled in ((MANY, False), ((8, 0), False), ((8, 0), checks.IS_COMPILED)):
+        with few_rows(*few), patch.object(checks, "IS_COMPILED", is_compiled):
             of_units = [
                 checks.unit_checks(units, positions, own, bits, uid).tolist() for own, bits in ((OWN_WORD, 32), (3, 16))
             ]
             answers.append((of_units, checks.record_checks(records, start, size, positions).tolist()))
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 @given(

@@ -28,6 +28,14 @@ import numpy.typing as npt
 from delaynode.store.columns import is_few
 from delaynode.store.types import I64, U32, Array, Buffer, Records
 
+try:  # a distribution of its own, which need not be there
+    from delayedge import record_sum, unit_sum
+except ImportError:  # or is of an earlier release
+    IS_COMPILED = False
+else:
+    IS_COMPILED = True
+"""Whether the sums of a few records and units are compiled code's."""
+
 U64 = npt.NDArray[np.uint64]
 
 CHUNK_BYTES = 256 << 10  # records of so many bytes are looked at together: what they need stays in the cache
@@ -70,6 +78,8 @@ _scratch = _Scratch()
 def record_checks(records: Buffer, start: int, size: U32 | I64, seq: I64) -> U32:
     """The checks (n,) of records that lie one after the other from log offset `start` on; sizes (n,) bytes."""
     if len(size) <= MAX_SCALAR_RECORDS:
+        if len(size) == 1:
+            return _scalar_checks((records,), (start,), seq.tolist())
         ends = [*accumulate(size.tolist())]
         parts = [memoryview(records)[low:high] for low, high in pairwise([0, *ends])]
         begins = [start + end - len(part) for end, part in zip(ends, parts, strict=True)]
@@ -118,18 +128,23 @@ def _scalar_checks(records: Sequence[Buffer], offset: Sequence[int], seq: Sequen
 
 
 def _scalar_check(record: Buffer, offset: int, seq: int) -> int:
-    """_checks() and _mixed() of one record, as plain numbers but for its words."""
+    """_checks() and _mixed() of one record, as plain numbers."""
+    total = record_sum(record, offset) if IS_COMPILED else _record_sum(record, offset)
+    first, second, third, fourth = MIX_INTS
+    total = total * first & WORD
+    total = (total ^ total >> 32) + len(record) * second + seq * third & WORD
+    return (total ^ total >> 32) * fourth >> 32 & 0xFFFFFFFF
+
+
+def _record_sum(record: Buffer, offset: int) -> int:
+    """The sum over a record's words, not yet mod 2^64."""
     words = np.frombuffer(b"".join((PADS[offset & 7], record, PADS[-(offset + len(record)) & 7])), "<u8")
     words = words ^ (words >> HALF)
     if len(words) <= CHUNK_WORDS:
         even, ones = EVEN[: len(words)], ONES[: len(words)]
     else:
         even, ones = np.arange(0, 2 * len(words), 2, dtype=np.uint64), np.ones(len(words), np.uint64)
-    total = (2 * (offset >> 3) + 1) * int(words @ ones) + int(words @ even)  # a dot is quicker than a sum
-    first, second, third, fourth = MIX_INTS
-    total = total * first & WORD
-    total = (total ^ total >> 32) + len(record) * second + seq * third & WORD
-    return (total ^ total >> 32) * fourth >> 32 & 0xFFFFFFFF
+    return (2 * (offset >> 3) + 1) * int(words @ ones) + int(words @ even)  # a dot is quicker than a sum
 
 
 def join_padded(low: Sequence[int], extents: Sequence[Buffer]) -> bytes:
@@ -200,7 +215,7 @@ def _mixed(sums: U64, size: I64, seq: I64) -> U32:
 
 
 # ---------------------------------------------------------------- units
-def unit_checks(units: Records, positions: I64, own: int, bits: int, uid: int = 0) -> U64:
+def unit_checks(units: Records, positions: I64 | range, own: int, bits: int, uid: int = 0) -> U64:
     """The own checks (n,) of units (n,) as they are stored, at `positions` (n,) of shard `uid`: the highest `bits` of
     64.
 
@@ -208,9 +223,12 @@ def unit_checks(units: Records, positions: I64, own: int, bits: int, uid: int = 
     """
     width = units.dtype.itemsize // 4
     if len(units) <= MAX_SCALAR_UNITS:
-        return _scalar_unit_checks(units, positions, own, bits, uid)
+        places = positions if isinstance(positions, range) else positions.tolist()
+        return _scalar_unit_checks(units, places, own, bits, uid)
     words = units.view("<u4").reshape(len(units), width)
     factors, scratch = _factors(width, own), _scratch.units
+    if isinstance(positions, range):
+        positions = np.arange(positions.start, positions.stop, dtype=np.int64)
     sums = positions.astype(np.uint64)
     sums += np.uint64(uid)
     sums *= FACTORS[width]
@@ -225,12 +243,17 @@ def unit_checks(units: Records, positions: I64, own: int, bits: int, uid: int = 
     return sums
 
 
-def _scalar_unit_checks(units: Records, positions: I64, own: int, bits: int, uid: int) -> U64:
+def _scalar_unit_checks(units: Records, positions: Sequence[int], own: int, bits: int, uid: int) -> U64:
     """unit_checks() of a few, as plain numbers."""
     width = units.dtype.itemsize // 4
+    if IS_COMPILED and bits == 32:  # nothing of the word counts that has the own check
+        factors, stored, size = _factor_bytes(width, own), units.tobytes(), 4 * width
+        sums = [unit_sum(stored[at : at + size], factors) for at in range(0, len(stored), size)]
+        mixed = [one + (place + uid) * FACTOR_INTS[width] for one, place in zip(sums, positions, strict=True)]
+        return np.array([(one & WORD) >> 32 for one in mixed], np.uint64)
     words, checks = units.view("<u4").tolist(), []
     rest = (1 << 32 - bits) - 1  # of the word that holds the own check, what is not the check
-    for row, position in enumerate(positions.tolist()):
+    for row, position in enumerate(positions):
         of_unit = words[row * width : (row + 1) * width]
         of_unit[own] &= rest
         checks.append(sum(map(mul, of_unit, FACTOR_INTS)) + (position + uid) * FACTOR_INTS[width] & WORD)
@@ -242,6 +265,11 @@ def _factors(width: int, own: int) -> U64:
     factors = FACTORS[:width].copy()
     factors[own] = 0
     return factors
+
+
+@lru_cache
+def _factor_bytes(width: int, own: int) -> bytes:
+    return _factors(width, own).tobytes()
 
 
 def first_difference(found: Array, expected: Array) -> int:

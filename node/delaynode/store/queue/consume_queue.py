@@ -36,7 +36,7 @@ OWN_WORD = QUEUED_BYTES // 4 - 1
 
 def own_checks(rows: Records, offset: int, uid: int) -> Array:
     """The own checks u32 (n,) that a shard's units from queue offset `offset` on should have, whatever they say."""
-    return unit_checks(rows, np.arange(offset, offset + len(rows), dtype=np.int64), OWN_WORD, 32, uid)
+    return unit_checks(rows, range(offset, offset + len(rows)), OWN_WORD, 32, uid)
 
 
 class ReleasedRows(NamedTuple):
