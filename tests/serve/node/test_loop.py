@@ -85,3 +85,22 @@ def test_timers_run_in_order_and_sockets_are_heard() -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(main()) == [1, 2, 3]
     assert len(os.listdir(Path("/proc/self/fd"))) == before
+
+
+def test_a_loop_that_always_has_something_to_do_hears_its_sockets() -> None:
+    async def main() -> int:
+        loop, turns = asyncio.get_running_loop(), 0
+        reader, writer = socket.socketpair()
+        heard = loop.create_future()
+        loop.add_reader(reader, lambda: heard.done() or heard.set_result(None))
+        writer.send(b"a")
+        while not heard.done():
+            turns += 1
+            await asyncio.sleep(0)
+        loop.remove_reader(reader)
+        reader.close()
+        writer.close()
+        return turns
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(asyncio.wait_for(main(), 60)) > 1
