@@ -315,6 +315,22 @@ def test_news_of_one_message_wakes_one_of_five_hundred_consumers_the_first() -> 
     asyncio.run(run())
 
 
+def test_each_waits_for_its_own_time_whoever_came_before() -> None:
+    async def run() -> None:
+        world, loop = World(g=Group(), other=Group()), asyncio.get_running_loop()
+        began = loop.time()
+        await world.wait("g", 1, 3_600.0)
+        await world.wait("g", 1, 0.2)
+        await world.wait("other", 2, 0.1)
+        await world.wait("g", 1, 0.3)
+        await asyncio.gather(*world.tasks[1:])
+        assert loop.time() - began >= 0.3
+        assert world.woken == [("other", 2), ("other", 3), ("g", 1), ("g", 4)]
+        await world.end()
+
+    asyncio.run(run())
+
+
 def test_who_takes_some_and_leaves_others_wakes_the_next() -> None:
     async def run() -> None:
         world = World(g=Group())

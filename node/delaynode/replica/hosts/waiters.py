@@ -7,6 +7,7 @@ consumer that has taken some and left others wakes the next.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from delaynode.store.queue.dead_letters import NEVER
 from delaynode.store.queue.groups import Group
 from delaynode.store.types import Records
 
-Waiters = dict[asyncio.Future[None], None]
-"""An ordered set: who waits, in the order in which they came."""
+Waiters = dict[asyncio.Future[None], float]
+"""Who waits, in the order in which they came, and until when, loop.time()."""
 
 
 @dataclass(slots=True)
@@ -55,6 +56,10 @@ class WaitQueues:
         self._now_ms = now_ms
         self._lines: dict[str, GroupWaiters] = {}
         self._readers: Waiters = {}
+        self._loop = asyncio.get_running_loop()
+        # Of all who wait: most are woken long before, and a timer for each would cost as much as what wakes them.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf  # loop.time()
 
     def __len__(self) -> int:
         return len(self._readers) + sum(len(line.waiters) for line in self._lines.values())
@@ -62,10 +67,10 @@ class WaitQueues:
     async def wait_for_group(self, group: str, seconds: float) -> None:
         """Wait until there is something for the group, or it is gone; at most `seconds`."""
         line = self._lines.setdefault(group, GroupWaiters())
-        future = _add_waiter(line.waiters)
+        future = self._add(line.waiters, seconds)
         self.wake_first(group)
         try:
-            await _wait_at_most(future, line.waiters, seconds)
+            await _wait(future, line.waiters)
         except asyncio.CancelledError:
             self.wake_first(group)  # it may have been woken for a message that somebody else must take now
             raise
@@ -76,7 +81,7 @@ class WaitQueues:
     def in_line(self, group: str, future: asyncio.Future[None]) -> Iterator[None]:
         """In the group's line, of which one may stand in several: the first that has something sets the future."""
         line = self._lines.setdefault(group, GroupWaiters())
-        line.waiters[future] = None
+        line.waiters[future] = math.inf
         self.wake_first(group)
         try:
             yield
@@ -92,7 +97,35 @@ class WaitQueues:
 
     async def wait_for_release(self, seconds: float) -> None:
         """Wait for a release, at most `seconds`."""
-        await _wait_at_most(_add_waiter(self._readers), self._readers, seconds)
+        await _wait(self._add(self._readers, seconds), self._readers)
+
+    def _add(self, waiters: Waiters, seconds: float) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+        waiters[future] = until = self._loop.time() + seconds
+        self._look_at(until)
+        return future
+
+    def _look_at(self, until: float) -> None:
+        """Look at `until` who has waited long enough."""
+        if until < self._timer_at:
+            self._disarm()
+            self._timer, self._timer_at = self._loop.call_at(until, self._wake_late), until
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    def _wake_late(self) -> None:
+        self._disarm()
+        now, left = self._loop.time(), math.inf
+        for waiters in (self._readers, *(line.waiters for line in self._lines.values())):
+            for future, until in list(waiters.items()):
+                if until <= now:
+                    _wake(future, waiters)
+                else:
+                    left = min(left, until)
+        self._look_at(left)
 
     def wake_first(self, group: str) -> None:
         """Wake the first of the group's line if there is something for it."""
@@ -139,15 +172,10 @@ class WaitQueues:
 
     def end(self) -> None:
         """Nothing will come any more: all go and see."""
+        self._disarm()
         _wake_all(self._readers)
         for line in self._lines.values():
             _wake_all(line.waiters)
-
-
-def _add_waiter(waiters: Waiters) -> asyncio.Future[None]:
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    waiters[future] = None
-    return future
 
 
 def _wake(future: asyncio.Future[None], waiters: Waiters) -> None:
@@ -161,10 +189,8 @@ def _wake_all(waiters: Waiters) -> None:
         _wake(future, waiters)
 
 
-async def _wait_at_most(future: asyncio.Future[None], waiters: Waiters, seconds: float) -> None:
-    timer = asyncio.get_running_loop().call_later(seconds, _wake, future, waiters)
+async def _wait(future: asyncio.Future[None], waiters: Waiters) -> None:
     try:
         await future
     finally:
-        timer.cancel()
         waiters.pop(future, None)
