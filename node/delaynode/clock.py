@@ -85,6 +85,9 @@ class GuardedClock:
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 UTC."""
+        before, wall = self._boot(), self._wall()
+        if -ROUNDING_MS <= wall - before - self._trust.offset_ms <= ROUNDING_MS and not self.disbelieved_ms:
+            return wall  # whatever another reading of the boot clock said: no step
         with self._lock:
             before = self._boot()
             wall = self._wall()
