@@ -38,6 +38,8 @@ class Merger:
     def enqueue(self, batches: Sequence[IncomingBatch]) -> list[Answer]:
         """The answer to each, or its refusal. After a request that waits for the clock (CLOCK_BEHIND) its producer's
         later ones do so too, where they would be OUT_OF_ORDER."""
+        if len(batches) == 1 and not batches[0].runs:
+            return [self._store_one(batches[0])]
         answers: list[Answer] = []
         for has_ids, some in groupby(batches, lambda batch: bool(len(batch.ids))):
             answers += (self._enqueue_ids if has_ids else self._enqueue)([*some])

@@ -13,14 +13,14 @@ watermark and epoch only grow; seq is never reused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 from delayapi.durations import format_ms
 
-from delaynode.store.columns import at_or_below, highest, offsets_from
+from delaynode.store.columns import at_or_below, highest, lowest, offsets_from
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
 from delaynode.store.log.checks import record_checks
@@ -38,6 +38,7 @@ from delaynode.store.log.frames import (
     Reschedule,
     ScheduleChange,
     Tick,
+    Unsealed,
     append_ids_prefix,
     append_prefix,
     column_bytes,
@@ -125,6 +126,26 @@ class Appended:
         return self.count if self.repeated is None else int(np.count_nonzero(~self.repeated))
 
 
+class _Proposal(AbstractContextManager[int]):
+    """In which a frame that was proposed is applied; as a generator it would cost twice as much."""
+
+    __slots__ = ("_frame", "_shard")
+
+    def __init__(self, shard: Shard, frame: Unsealed) -> None:
+        self._shard, self._frame = shard, frame
+
+    def __enter__(self) -> int:
+        try:
+            return self._shard.begin_effect(self._frame)
+        except Exception as error:
+            self._shard.effect_failed(self._frame, error)
+            raise
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception):
+            self._shard.effect_failed(self._frame, error)
+
+
 class Shard:
     """Owned by one thread. Made by persist.create() or persist.recover()."""
 
@@ -204,10 +225,9 @@ class Shard:
     def _keeps_reasons(self) -> bool:
         return self.format >= SINCE_FORMAT[FrameKind.DEAD_REASON]
 
-    @contextmanager
     def _propose(
         self, kind: FrameKind, count: int, payload: tuple[Buffer, ...], now_ms: int, flags: int = 0, first_seq: int = 0
-    ) -> Iterator[int]:
+    ) -> _Proposal:
         """Append a frame, whose end is given; the body applies it at once.
 
         Where the body fails, the shard is changed by half: the frame is taken back and nothing is written any more.
@@ -217,16 +237,19 @@ class Shard:
         frame = self.log.propose(kind, self.epoch, count, first_seq, now_ms, payload, flags)
         self._advance_time(now_ms)
         self.applied = self.log.end
-        try:
-            if frame.flags & FLAG_NEW_SEGMENT:
-                self.space.ledger.open(frame.offset, now_ms)
-            yield self.applied
-        except Exception as error:
-            self.log.retract(frame)
-            self.damaged = f"the effect of a {kind.name} failed: {type(error).__name__}: {error}"
-            if self.on_failed is not None:
-                self.on_failed(self.damaged, error)
-            raise
+        return _Proposal(self, frame)
+
+    def begin_effect(self, frame: Unsealed) -> int:
+        """The frame was proposed and is applied now. Returns its end."""
+        if frame.flags & FLAG_NEW_SEGMENT:
+            self.space.ledger.open(frame.offset, frame.wall_ms)
+        return self.applied
+
+    def effect_failed(self, frame: Unsealed, error: Exception) -> None:
+        self.log.retract(frame)
+        self.damaged = f"the effect of a {frame.kind.name} failed: {type(error).__name__}: {error}"
+        if self.on_failed is not None:
+            self.on_failed(self.damaged, error)
 
     def _advance_time(self, wall_ms: int) -> None:
         """A frame of this wall time is applied."""
@@ -355,8 +378,11 @@ class Shard:
         at = offsets_from(a.size, a.records_at)
         check = record_checks(a.records, a.records_at, a.size, seq)
         self.space.ledger.hold(n, len(a.records))
-        over = at_or_below(a.due, seq, max(self.index.watermark, Pair(wall_ms, MAX_SEQ)))
-        overdue = np.count_nonzero(over)
+        mark = max(self.index.watermark, Pair(wall_ms, MAX_SEQ))
+        overdue = 0
+        if not n or lowest(a.due)[0] <= mark.due:
+            over = at_or_below(a.due, seq, mark)
+            overdue = int(np.count_nonzero(over))
         if overdue:
             self.space.on_release(wall_ms)
             self.queue.stage(

@@ -20,7 +20,7 @@ from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.quotas import Cost, Quota, shard_quotas
 from delaynode.replica.hosts.schedules import Fired, ScheduleMaster
 from delaynode.replication.transport.until import Wakeup, wait_until
-from delaynode.store.columns import lowest
+from delaynode.store.columns import is_few, lowest
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.incoming_batch import IncomingBatch
@@ -273,7 +273,11 @@ class ShardHost(CopyHost):
         metrics = self.resources.metrics
         for rows, arrived_ms in released:
             metrics.released[self.topic] += len(rows)
-            metrics.lateness[self.topic].add(np.maximum(now - np.maximum(rows["due"], arrived_ms), 0))
+            if is_few(len(rows)):
+                for due in rows["due"].tolist():
+                    metrics.lateness[self.topic].add_one(max(now - max(due, arrived_ms), 0))
+            else:
+                metrics.lateness[self.topic].add(np.maximum(now - np.maximum(rows["due"], arrived_ms), 0))
 
     # ------------------------------------------------------------ loops
     async def _tick_loop(self) -> None:

@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, Protocol
@@ -58,13 +58,26 @@ class DirectWrites(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DirectBatch:
     """A batch that compiled code writes."""
 
     writer: Writer
     batch: WriteBatch
     began_s: float  # time.monotonic()
+
+
+class _Turn(AbstractContextManager[None]):
+    """One for all turns; as a generator it would cost three times as much."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
 
 class Syncer:
@@ -98,6 +111,7 @@ class Syncer:
         self._starting = False
         self._later: asyncio.TimerHandle | None = None  # looks whether a round under way is stuck
         self._quiet: asyncio.Future[None] | None = None  # close() waits for it
+        self._turn = _Turn(self._begin_turn, self._start)
         for thread in self._threads:
             thread.start()
 
@@ -112,20 +126,17 @@ class Syncer:
             self._loop.call_soon(self._start)  # after this callback: what else it proposes goes along
         return self._direct is not None
 
-    @contextmanager
-    def turn(self, *, many: bool = True) -> Iterator[None]:
+    def turn(self, *, many: bool = True) -> AbstractContextManager[None]:
         """What is marked meanwhile is taken at the end, which saves a turn of the event loop.
 
         many: of many shards. One alone waits for the others of this turn, unless its batch is written by itself anyway.
         """
         if self._starting or not (many or self._direct):  # it is taken in the next turn
-            yield
-            return
+            return nullcontext()
+        return self._turn
+
+    def _begin_turn(self) -> None:
         self._starting = True
-        try:
-            yield
-        finally:
-            self._start()
 
     def busy(self, writer: Writer) -> bool:
         """Whether something of the writer is being written."""

@@ -70,6 +70,9 @@ class WriteBatch:
 
     def _parts(self) -> list[Buffer]:
         """The bytes of a batch that is one run."""
+        if len(self.frames) == 1 and self.on_sealed is None:
+            (frame,) = self.frames
+            return [frame.seal(self.log.synced), *frame.payload]
         return self._seal()[0][0]
 
     def run(self) -> None:
@@ -91,7 +94,7 @@ class WriteBatch:
                     runs.append((parts, size, new_segment))
                 parts, size, new_segment = [], 0, True
             parts.append(frame.seal(synced))
-            parts.extend(part for part in frame.payload if len(part))
+            parts.extend(filter(len, frame.payload))
             size += frame.length
         runs.append((parts, size, new_segment))
         if self.on_sealed is not None:

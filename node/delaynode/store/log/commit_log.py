@@ -96,7 +96,7 @@ class CommitLog:
 
         Raises Refused when it is too long to be read back.
         """
-        length = HEADER_BYTES + sum(len(part) for part in payload)
+        length = HEADER_BYTES + sum(map(len, payload))
         if length > MAX_FRAME_BYTES:
             raise Refused("BATCH_TOO_LARGE", f"this takes {length:,} bytes in the log, of at most {MAX_FRAME_BYTES:,}")
         full = self._new_segment or self.end + length - self.segment > self.file.segment_bytes

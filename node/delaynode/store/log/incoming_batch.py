@@ -30,7 +30,7 @@ class BatchRun(NamedTuple):
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IncomingBatch:
     """n messages for one shard. Views are fine: nothing is kept but the records until they are written.
 

@@ -39,6 +39,7 @@ class SegmentedFile:
         self.files = files
         self.directory = directory
         self.segment_bytes = segment_bytes
+        self._last_path = -1, ""  # replaced whole, by any thread
         names = [name for name in files.list(directory) if len(name) == 20 and name.isascii() and name.isdigit()]
         bases = tuple(map(int, names))
         ends = tuple(base + files.size(self._path(base)) for base in bases)
@@ -50,7 +51,11 @@ class SegmentedFile:
         self.end = ends[-1] if ends else 0
 
     def _path(self, base: int) -> str:
-        return f"{self.directory}/{base:020d}"
+        last, path = self._last_path  # mostly it is the segment that is appended to
+        if base != last:
+            path = f"{self.directory}/{base:020d}"
+            self._last_path = base, path
+        return path
 
     @property
     def bases(self) -> tuple[int, ...]:

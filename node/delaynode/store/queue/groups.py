@@ -24,10 +24,12 @@ from delaynode.store.types import I64, U32, Array, Bools
 FREE, OUT, DONE = 0, 1, 2
 FILTER_STEP = 4096  # offsets taken into the window at a time under a tag filter that may leave most of them out
 COUNT_ROWS = 1 << 19  # units that counts() reads at most to learn which of them a tag filter takes
+NO_OFFSETS: I64 = np.empty(0, np.int64)
+NO_ATTEMPTS: U32 = np.empty(0, np.uint32)
 MAX_ATTEMPT = 2**16 - 1  # a message that can't become a dead letter is tried again for ever: its attempts stay here
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeliveryAttempts:
     """n messages given to one consumer: queue offsets i64[n], ascending, attempts u32[n] (1 is the first)."""
 
@@ -179,7 +181,9 @@ class Group:
     # ------------------------------------------------------------ handing out (memory of the master)
     def deliver(self, queue: ConsumeQueue, now_ms: int, until_ms: int, max_messages: int) -> DeliveryAttempts:
         """Up to `max_messages` visible messages, now OUT until `until_ms`; redriven ones first, then retries."""
-        again, attempts = self.dead_letters.deliver(now_ms, until_ms, max_messages)
+        again, attempts = NO_OFFSETS, NO_ATTEMPTS
+        if self.dead_letters.next_visible <= now_ms:
+            again, attempts = self.dead_letters.deliver(now_ms, until_ms, max_messages)
         chosen = self._choose(queue, now_ms, max_messages - len(again))
         rows = self._rows(chosen)
         self._state[rows], self._until[rows] = OUT, until_ms
@@ -196,7 +200,7 @@ class Group:
         return min(self._next_expiry, self.dead_letters.next_expiry)
 
     def _choose(self, queue: ConsumeQueue, now_ms: int, max_messages: int) -> I64:
-        found = np.empty(0, np.int64)
+        found = NO_OFFSETS
         if max_messages > 0 and self._next_visible <= now_ms:
             low, high = self.first_unacked - self._origin, self.window_end - self._origin
             free = np.flatnonzero(self._state[low:high] == FREE) + low

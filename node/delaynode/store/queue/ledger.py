@@ -55,9 +55,9 @@ class SegmentLedger:
 
     def hold(self, count: int, size: int) -> None:
         """The open segment got `count` messages of `size` bytes in all."""
-        last = self.segments[-1]
-        last["count"] += count
-        last["bytes"] += size
+        counts, sizes = self.segments["count"], self.segments["bytes"]
+        counts[-1] += count
+        sizes[-1] += size
 
     def release(self, offset: Array, size: Array) -> None:
         """The messages (n,) whose records lie at `offset` are needed no more there.

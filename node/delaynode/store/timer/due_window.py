@@ -89,7 +89,7 @@ class SortedRun:
         return place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReleasedColumns:
     """The rows that one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 
-from delaynode.store.columns import total
+from delaynode.store.columns import highest, total
 from delaynode.store.timer.cascade import CHUNK_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timer.cleanup import STEP_UNITS, CleanupCycle, CleanupJob
 from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, ReleasedColumns, after
@@ -110,8 +110,10 @@ class TimerIndex:
     def insert(self, rows: Records) -> None:
         """New live messages above the watermark."""
         self._arrive(rows)
-        inside = self.window.covers(rows["due"], rows["seq"])
-        self.window.add(rows if np.count_nonzero(inside) == len(rows) else rows[inside])
+        if not len(rows) or highest(rows["due"])[0] < self.window.bound.due:
+            self.window.add(rows)
+        else:
+            self.window.add(rows[self.window.covers(rows["due"], rows["seq"])])
         self._count(rows, 1)
 
     def delete(self, due: I64, seq: I64, size: U32, *, moved: bool) -> None:
