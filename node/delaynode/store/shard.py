@@ -246,6 +246,7 @@ class Shard:
         return self.applied
 
     def effect_failed(self, frame: Unsealed, error: Exception) -> None:
+        """The frame that was proposed is taken back: its effect is there by half, and the copy is damaged."""
         self.log.retract(frame)
         self.damaged = f"the effect of a {frame.kind.name} failed: {type(error).__name__}: {error}"
         if self.on_failed is not None:
