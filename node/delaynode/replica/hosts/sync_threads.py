@@ -58,7 +58,7 @@ class DirectWrites(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class DirectBatch:
     """A batch that compiled code writes."""
 

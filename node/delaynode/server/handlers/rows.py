@@ -51,7 +51,7 @@ class RowAnswers(Protocol):
         """Requests [first, end) are not stored, or it is not known."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class RowGroup:
     """r requests of one queue, in the order in which they came; n messages. Each request is answered exactly once.
 

@@ -68,7 +68,7 @@ FIRES = frozenset((FrameKind.FIRE, FrameKind.FIRE_AGAIN))
 APPENDS = FIRES | {FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One frame as it stands in the log. `payload` is a view; copy what is kept."""
 
@@ -88,7 +88,7 @@ class Frame:
         return self.offset + HEADER_BYTES + len(self.payload)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class Unsealed:
     """A frame that has its place in the log but no crc yet: the writing thread seals it."""
 
@@ -206,7 +206,7 @@ def _text(value: str) -> bytes:
     return _U16.pack(len(encoded)) + encoded
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class Append:
     """n messages. due i64[n] ms, size/key/tag u32[n]; the records, one after the other, begin at `records_at`.
 
@@ -357,7 +357,7 @@ def parse_firings(frame: Frame) -> Firings:
     return firings
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class Tick:
     """Everything at or below (due, seq) is released; `released` messages, which end the queue at `queue_end`."""
 
@@ -442,7 +442,7 @@ def parse_group(frame: Frame) -> GroupChange:
     return GroupChange(group, bool(create), start, tuple(columns.text() for _ in range(count)))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class GroupProgress:
     """ACK, RETRY, DEAD or DEAD_REASON: k ranges [start, end) of queue offsets of one group.
 

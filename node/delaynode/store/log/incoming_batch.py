@@ -30,7 +30,7 @@ class BatchRun(NamedTuple):
     messages: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class IncomingBatch:
     """n messages for one shard. Views are fine: nothing is kept but the records until they are written.
 

@@ -36,7 +36,7 @@ Propose = Callable[[FrameKind, int, tuple[Buffer, ...], int, int], AbstractConte
 """(kind, count, payload, now ms, flags): append a frame, whose end is given; the body applies it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class ConsumerDelivery:
     """n messages for one consumer: rows of dtype QUEUED, queue offsets i64[n], attempts u32[n].
 

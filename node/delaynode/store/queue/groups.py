@@ -29,7 +29,7 @@ NO_ATTEMPTS: U32 = np.empty(0, np.uint32)
 MAX_ATTEMPT = 2**16 - 1  # a message that can't become a dead letter is tried again for ever: its attempts stay here
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class DeliveryAttempts:
     """n messages given to one consumer: queue offsets i64[n], ascending, attempts u32[n] (1 is the first)."""
 

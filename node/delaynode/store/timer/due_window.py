@@ -89,7 +89,7 @@ class SortedRun:
         return place
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
 class ReleasedColumns:
     """The rows that one tick releases: columns (n,) in (due, seq) order, and the watermark after it."""
 
