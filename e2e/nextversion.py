@@ -21,16 +21,16 @@ COPIED = ("node", "operator", "edge", "locks", "pyproject.toml", "README.md", "L
 TRANSPORT = "node/delaynode/replication/transport"
 STORE = "node/delaynode/store"
 
-APPEND_NEXT = 18  # the new kind of frame
+APPEND_NEXT = 19  # the new kind of frame
 
 EDITS: tuple[tuple[str, str, str], ...] = (
-    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 6", "OLDEST, NEWEST = 1, 7"),
+    (f"{STORE}/formats.py", "OLDEST, NEWEST = 1, 7", "OLDEST, NEWEST = 1, 8"),
     # ------------------------------------------------ frames
-    (f"{STORE}/log/frames.py", "    FIRE_AGAIN = 17\n", f"    FIRE_AGAIN = 17\n    APPEND_NEXT = {APPEND_NEXT}\n"),
+    (f"{STORE}/log/frames.py", "    TICK_AHEAD = 18\n", f"    TICK_AHEAD = 18\n    APPEND_NEXT = {APPEND_NEXT}\n"),
     (
         f"{STORE}/log/frames.py",
-        "FrameKind.FIRE_AGAIN: 6,\n}",
-        "FrameKind.FIRE_AGAIN: 6, FrameKind.APPEND_NEXT: 7,\n}",
+        "FrameKind.FIRE_AGAIN: 6, FrameKind.TICK_AHEAD: 7,\n}",
+        "FrameKind.FIRE_AGAIN: 6, FrameKind.TICK_AHEAD: 7, FrameKind.APPEND_NEXT: 8,\n}",
     ),
     (
         f"{STORE}/log/frames.py",
@@ -47,7 +47,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
         f"{STORE}/shard.py",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n",
         "        kind = FrameKind.APPEND if len(runs) == 1 else FrameKind.APPEND_RUNS\n"
-        "        if len(runs) == 1 and self.format >= 7:\n"
+        "        if len(runs) == 1 and self.format >= 8:\n"
         "            kind, prefix = FrameKind.APPEND_NEXT, (3).to_bytes(4, 'little') + prefix\n",
     ),
     *(
@@ -63,7 +63,7 @@ EDITS: tuple[tuple[str, str, str], ...] = (
     (
         f"{STORE}/maintenance/checkpoint.py",
         '    version = state.pop("format")\n',
-        '    version = state.pop("format")\n    if version < 7:\n        del state["written_by"]\n',
+        '    version = state.pop("format")\n    if version < 8:\n        del state["written_by"]\n',
     ),
     # ------------------------------------------------ the wire
     (f"{TRANSPORT}/connection.py", "WIRE = VersionRange(1, 1)", "WIRE = VersionRange(1, 2)"),

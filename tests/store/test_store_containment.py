@@ -14,7 +14,7 @@ from delaynode.store.log.incoming_batch import ID, IncomingBatch
 from delaynode.store.lookup import Lookup
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.evacuation import _as_units
-from delaynode.store.shard import Shard
+from delaynode.store.shard import MAX_AHEAD_MS, Shard
 from delaynode.store.types import Records
 
 from tests.store.support.consuming import World
@@ -106,6 +106,11 @@ def fire_again(world: World) -> object:
 
 def tick(world: World) -> object:
     return world.shard.tick(world.now + 60_000)
+
+
+def tick_ahead(world: World) -> object:
+    world.shard.raise_format(SINCE_FORMAT[FrameKind.TICK_AHEAD])
+    return world.shard.tick(world.now + 60_000 - MAX_AHEAD_MS, ahead_ms=MAX_AHEAD_MS)
 
 
 def cancel(world: World) -> object:
@@ -215,6 +220,7 @@ EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
     FrameKind.FIRE: (fire, lambda shard: shard.schedules, "fire"),
     FrameKind.FIRE_AGAIN: (fire_again, lambda shard: shard.schedules, "fire"),
     FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
+    FrameKind.TICK_AHEAD: (tick_ahead, lambda shard: shard.queue, "stage"),
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),
     FrameKind.GROUP: (join, lambda shard: shard.consumers, "_add"),

@@ -7,9 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
-from delaynode.store.errors import Refused
+from delaynode.store import formats
+from delaynode.store.errors import Damaged, Refused
+from delaynode.store.log.frames import SINCE_FORMAT, Frame, FrameKind, Tick
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.lookup import ALREADY_CANCELLED, CANCELLED, RESCHEDULED, TOO_LATE
+from delaynode.store.queue.consume_queue import ReleasedRows
+from delaynode.store.shard import MAX_AHEAD_MS
+from delaynode.store.types import MAX_SEQ
 
 from tests.store.support.consuming import World
 from tests.store.support.producing import Item
@@ -88,6 +93,57 @@ def test_an_idle_shard_ticks_once_a_minute_so_that_its_wheel_never_falls_behind(
         world.advance(DAY_MS)
         world.settle()
         assert world.enqueue([Item(DAY_MS)]) is not None
+
+
+def stored(world: World, dues: list[int]) -> None:
+    zeros = np.zeros(len(dues), np.uint32)
+    world.shard.enqueue(
+        IncomingBatch(np.array(dues), np.empty(0, np.uint8), zeros + 1, zeros, zeros, bytes(len(dues))), world.now
+    )
+
+
+def shown(released: list[ReleasedRows]) -> list[int]:
+    return [due for one in released for due in one.rows["due"].tolist()]
+
+
+def test_a_tick_ahead_releases_what_is_due_soon_and_it_is_seen_at_its_due() -> None:
+    world = World(1, replace(SMALL, format=formats.NEWEST))
+    world.settle()
+    shard, now = world.shard, world.now
+    stored(world, [now + 14, now + 15, now + 9])
+    assert shard.tick(now, ahead_ms=5) == -1, "nothing is due so soon"
+    assert shard.tick(now, ahead_ms=14) == 2
+    assert [frame.kind for frame in shard.log.pending][-1:] == [FrameKind.TICK_AHEAD]
+    stored(world, [now + 12, now])  # both are released on arrival: the watermark is at 14
+    world.begin_write()
+    world.run_write()
+    world.finish_write()
+    assert shard.commit(shard.log.synced, now + 8) == []
+    assert shard.queue.committed == 4
+    assert shown(shard.show(now + 9)) == [now + 9]
+    assert shown(shard.show(now + 13)) == [], "nobody overtakes in a queue"
+    assert shown(shard.show(now + 14)) == [now + 14, now + 12, now]
+    assert shard.index.pending == 1
+
+
+@pytest.mark.parametrize(("kind", "most_ms"), [(FrameKind.TICK, 0), (FrameKind.TICK_AHEAD, MAX_AHEAD_MS)])
+def test_a_tick_that_is_further_ahead_than_its_kind_may_be_is_damage(kind: FrameKind, most_ms: int) -> None:
+    world = World(1, SMALL)
+    for ahead_ms in (most_ms + 1, most_ms):
+        payload = b"".join(Tick(world.now + ahead_ms, MAX_SEQ, 0, 0).payload())
+        frame = Frame(kind, 0, 1, 0, 0, world.now, world.shard.log_end, 0, memoryview(payload))
+        if ahead_ms > most_ms:
+            with pytest.raises(Damaged, match="is after its own time"):
+                world.shard.apply(frame)
+        else:
+            world.shard.apply(frame)
+
+
+def test_no_tick_is_ahead_before_all_nodes_can_read_it() -> None:
+    shard = World(1, replace(SMALL, format=SINCE_FORMAT[FrameKind.TICK_AHEAD] - 1)).shard
+    assert shard.max_ahead_ms == 0
+    shard.raise_format(SINCE_FORMAT[FrameKind.TICK_AHEAD])
+    assert shard.max_ahead_ms == MAX_AHEAD_MS
 
 
 def test_a_clock_behind_the_watermark_stores_nothing_that_would_be_released_early() -> None:

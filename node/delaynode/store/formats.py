@@ -10,11 +10,12 @@ changes is written behind a comparison with `Shard.format` and nowhere else: doc
     4    SCHEDULE and FIRE frames: schedules, their firings, and the schedules in checkpoints
     5    DEAD_REASON frames: why messages became dead letters, and those reasons in checkpoints
     6    FIRE_AGAIN frames: several firings of one schedule
+    7    TICK_AHEAD frames: messages are released some ms before their dues, and seen at them
 """
 
 from __future__ import annotations
 
-OLDEST, NEWEST = 1, 6
+OLDEST, NEWEST = 1, 7
 
 
 def written_format(nodes_version: int) -> int:

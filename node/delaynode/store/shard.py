@@ -30,6 +30,7 @@ from delaynode.store.log.frames import (
     FIRES,
     FLAG_NEW_SEGMENT,
     SINCE_FORMAT,
+    TICKS,
     Append,
     Cancel,
     Firings,
@@ -89,6 +90,7 @@ from delaynode.store.timer.units import DEFAULT, UNIT, units
 from delaynode.store.types import I64, MAX_SEQ, U8, Bools, Buffer, Buffers, Pair, Records
 
 MAX_DUE_MS = 1 << 62
+MAX_AHEAD_MS = 20  # a TICK_AHEAD's watermark is at most so long after its own time
 MIN_TICK_ROWS = 4_096  # a tick with few messages to release passes so many cancelled ones
 
 
@@ -214,10 +216,17 @@ class Shard:
     def finish_writes(self, batch: WriteBatch) -> None:
         self.log.finish(batch)
 
-    def commit(self, offset: int) -> list[ReleasedRows]:
-        """Frames up to log offset `offset` are committed. Returns what became visible, by frame."""
+    def commit(self, offset: int, now_ms: int | None = None) -> list[ReleasedRows]:
+        """Frames up to log offset `offset` are committed. Returns what became visible, by frame.
+
+        now_ms: by the master's clock; None: it is known to be past the time of the last frame that was applied.
+        """
         self.committed_offset = self.log.committed_offset = max(self.committed_offset, offset)
-        return self.queue.commit(self.committed_offset)
+        return self.queue.commit(self.committed_offset, self.wall_ms if now_ms is None else now_ms)
+
+    def show(self, now_ms: int) -> list[ReleasedRows]:
+        """It is `now_ms` by the master's clock. Returns what became visible, by frame."""
+        return self.queue.show(now_ms)
 
     def _get_committed_offset(self) -> int:
         return self.committed_offset
@@ -367,7 +376,7 @@ class Shard:
                 "WHEEL_BEHIND", "the shard is still releasing old messages: no slot is free for this due yet; retry"
             )
         watermark = self.index.watermark.due
-        if now_ms < watermark and bool(((due > now_ms) & (due <= watermark)).any()):
+        if now_ms + self.max_ahead_ms < watermark and bool(((due > now_ms) & (due <= watermark)).any()):
             raise Refused(
                 "CLOCK_BEHIND", f"this node's clock is {format_ms(watermark - now_ms)} behind what was released; retry"
             )
@@ -387,8 +396,9 @@ class Shard:
         if overdue:
             self.space.on_release(wall_ms)
             self.queue.stage(
-                end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over], wall_ms if arrived else 0
-            )
+                end, a.due[over], seq[over], at[over], a.size[over], a.tag[over], check[over],
+                wall_ms if arrived else 0, self._latest_ms(a.due[over], wall_ms),
+            )  # fmt: skip
         if overdue < n:
             rows = units(a.due, seq, at, a.size, a.key, a.tag, DEFAULT, check)
             self.index.insert(rows[~over] if overdue else rows)
@@ -396,6 +406,13 @@ class Shard:
         self._store_answers(a.runs, first_seq, wall_ms)
         if len(a.ids):
             self.message_ids.add(a.ids, seq, a.due, self.producers.time_ms)
+
+    def _latest_ms(self, due: I64, wall_ms: int) -> int:
+        """The latest of the dues (n,) that a frame of `wall_ms` releases, where it is after that; else 0."""
+        if self.index.watermark.due <= wall_ms:
+            return 0
+        latest = highest(due)[0]
+        return latest if latest > wall_ms else 0
 
     def _store_answers(self, runs: Sequence[BatchRun], first_seq: int, wall_ms: int) -> None:
         for producer, number, messages in runs:
@@ -443,14 +460,25 @@ class Shard:
         """When tick() has something to do, ms: the next due, or the idle tick."""
         return min(self.index.window.next_due(), self.index.watermark.due + self.config.idle_tick_ms)
 
-    def tick(self, now_ms: int, max_released: int | None = None) -> int:
+    @property
+    def max_ahead_ms(self) -> int:
+        """How far after its time a tick may release."""
+        return MAX_AHEAD_MS if self.format >= SINCE_FORMAT[FrameKind.TICK_AHEAD] else 0
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far after the time of the last frame something may be due that is released."""
+        return max(0, min(self.index.watermark.due - self.wall_ms, MAX_AHEAD_MS)) if self.wall_ms else 0
+
+    def tick(self, now_ms: int, max_released: int | None = None, ahead_ms: int = 0) -> int:
         """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.
 
         Never goes past the loaded part of the window. max_released: messages that may be released, at least 1; None: no
-        limit but maxTick.
+        limit but maxTick. ahead_ms: what is due so soon is released too, max_ahead_ms at most, and visible once it is
+        due.
         """
         index = self.index
-        target = min(Pair(now_ms, MAX_SEQ), before(index.window.bound))
+        target = min(Pair(now_ms + ahead_ms, MAX_SEQ), before(index.window.bound))
         if target <= index.watermark:
             return -1
         if index.window.next_due() > target.due and target.due - index.watermark.due < self.config.idle_tick_ms:
@@ -462,7 +490,8 @@ class Shard:
         )
         taken = index.release(target, rows, max_released)
         tick = Tick(taken.watermark.due, taken.watermark.seq, len(taken), self.queue.end + len(taken))
-        with self._propose(FrameKind.TICK, len(taken), tick.payload(), now_ms) as end:
+        kind = FrameKind.TICK_AHEAD if tick.due > now_ms else FrameKind.TICK
+        with self._propose(kind, len(taken), tick.payload(), now_ms) as end:
             self._release(taken, now_ms, end)
         return len(taken)
 
@@ -471,7 +500,10 @@ class Shard:
         self.space.on_tick(wall_ms)
         if len(taken):
             self.space.on_release(wall_ms)
-            self.queue.stage(end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check)
+            latest_ms = self._latest_ms(taken.due, wall_ms)
+            self.queue.stage(
+                end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check, latest_ms=latest_ms
+            )
 
     def raise_format(self, new: int) -> None:
         """Write in this format from now on: all nodes read it, or this copy has it already."""
@@ -565,7 +597,7 @@ class Shard:
             self.space.on_release(wall_ms)
             self.queue.stage(
                 end, r.new_due[order], r.seq[order], r.offset[order], r.size[order], r.tag[order], r.check[order],
-                wall_ms,
+                wall_ms, self._latest_ms(r.new_due[order], wall_ms),
             )  # fmt: skip
         if not over.all():
             rows = units(r.new_due, r.seq, r.offset, r.size, r.key, r.tag, DEFAULT, r.check)
@@ -626,7 +658,7 @@ class Shard:
             self._apply_fire(kind, parse_firings(frame), parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
         elif kind in APPENDS:
             self._apply_append(parse_append(frame), frame.first_seq, frame.wall_ms, frame.end)
-        elif kind is FrameKind.TICK:
+        elif kind in TICKS:
             self._apply_tick(parse_tick(frame), frame)
         elif kind is FrameKind.CANCEL:
             self._apply_cancel(parse_cancel(frame))
@@ -647,7 +679,9 @@ class Shard:
 
     def _apply_tick(self, tick: Tick, frame: Frame) -> None:
         mark = Pair(tick.due, tick.seq)
-        if mark.due > frame.wall_ms:  # no master releases ahead of its clock; and all hours up to it would come down
+        # No master releases further ahead of its clock; and all hours up to the mark would come down.
+        ahead_ms = MAX_AHEAD_MS if frame.kind is FrameKind.TICK_AHEAD else 0
+        if mark.due > frame.wall_ms + ahead_ms:
             raise Damaged(f"frame at {frame.offset}: its watermark {mark.due} is after its own time {frame.wall_ms}")
         if mark < self.index.watermark:
             raise Impossible(f"its watermark {mark} is below {self.index.watermark}")

@@ -360,8 +360,9 @@ class Clients:
         self.counts["delivered"] += 1
         if message is None and self._fired(view, body):
             record = world.checker.record(view.uid)
-            if due > record.wall_ms or (due - world.true_ms() > MOST_EARLY_MS and offset not in record.unjudged):
-                world.fail(f"invariant 2: a firing that is due {due} is delivered at {record.wall_ms}")
+            now_ms = world.checker.master_ms(record)
+            if due > now_ms or (due - world.true_ms() > MOST_EARLY_MS and offset not in record.unjudged):
+                world.fail(f"invariant 2: a firing that is due {due} is delivered at {now_ms}")
             return
         if message is None:
             world.fail(f"{view.name}: {body!r} is delivered, nobody sent it")
@@ -375,7 +376,7 @@ class Clients:
         if due not in message.dues:
             world.fail(f"{what}: its dues are {sorted(message.dues)}")
         record = world.checker.record(view.uid)
-        early = due - record.wall_ms
+        early = due - world.checker.master_ms(record)
         if early > 0:
             world.fail(f"invariant 2: {what} is delivered {early} ms early")
         if due - world.true_ms() > MOST_EARLY_MS and offset not in record.unjudged:

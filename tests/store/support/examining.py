@@ -26,7 +26,7 @@ from tests.store.support.damaging import Content
 from tests.store.support.lives import pieces_of
 from tests.store.support.memory_files import MemoryFiles
 from tests.store.support.model import Key, Model, Queued
-from tests.store.support.world import ROOT, UID
+from tests.store.support.world import FAR_MS, ROOT, UID
 
 _LOCK = type(threading.Lock())
 
@@ -194,7 +194,7 @@ class Examination:
     def check_counters(self) -> None:
         shard, model = self.shard, self.truth.model
         queue = shard.queue
-        got = (shard.index.watermark, shard.index.pending, shard.next_seq, queue.start, queue.visible, shard.epoch)
+        got = (shard.index.watermark, shard.index.pending, shard.next_seq, queue.start, queue.committed, shard.epoch)
         wanted = (model.watermark, len(model.live), model.next_seq, model.start, len(model.queue), model.epoch)
         expect(got == wanted, f"watermark, pending, next seq, queue start, its end, epoch: {got}, expected {wanted}")
         bytes_ = sum(len(msg.body) for msg in model.live.values())
@@ -276,7 +276,7 @@ class Examination:
                 self.now = max(self.now, now)
                 self._settle()
         done = len(truth.model.queue)
-        expect(self.shard.queue.visible == done + len(truth.releases), "not all was released")
+        expect(self.shard.queue.committed == done + len(truth.releases), "not all was released")
         self._check_rows(done, truth.releases, truth.live_bodies)
         expect((index.pending, index.pending_bytes) == (0, 0), f"{index.pending} still pending")
 
@@ -299,7 +299,7 @@ class Examination:
             raise WrongAnswer("never settles")
         self._pump()
         due = sum(row[0] <= self.now for row in truth.releases)
-        got = shard.queue.visible - len(truth.model.queue)
+        got = shard.queue.committed - len(truth.model.queue)
         expect(got == due, f"at {self.now}: {got} released, expected {due}")
 
     def _pump(self) -> None:
@@ -307,7 +307,7 @@ class Examination:
         if batch is not None:
             batch.run()
             self.shard.finish_writes(batch)
-        self.shard.commit(self.shard.log.synced)
+        self.shard.commit(self.shard.log.synced, FAR_MS)
 
     def drain(self, name: str, group: GroupTruth) -> None:
         """All that was released and is not done comes, each once, with its attempt and its body."""

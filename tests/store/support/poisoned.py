@@ -124,6 +124,7 @@ POISONS: dict[FrameKind, Poison] = {
     FrameKind.FIRE: _fire,
     FrameKind.FIRE_AGAIN: _fire_again,
     FrameKind.TICK: _tick,
+    FrameKind.TICK_AHEAD: _tick,
     FrameKind.CANCEL: _cancel,
     FrameKind.RESCHEDULE: _reschedule,
     FrameKind.GROUP: lambda world: (1, GroupChange("h", True, FAR, ()).payload()),

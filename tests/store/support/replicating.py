@@ -48,7 +48,7 @@ def state_of(shard: Shard) -> dict[str, object]:
         "release_times": shard.space.release_times,
         "producers' clock": (shard.producers.time_ms, shard.producers.wall_ms),
         "producers": sorted(row.tobytes() for row in shard.producers.rows()),
-        "queue": (shard.queue.start, shard.queue.visible, shard.queue.end),
+        "queue": (shard.queue.start, shard.queue.committed, shard.queue.end),
         "schedules": schedules_of(shard),
         "groups": {name: group_state(group, shard.queue) for name, group in sorted(shard.consumers.groups.items())},
     }
@@ -58,7 +58,7 @@ def group_state(group: Group, queue: ConsumeQueue) -> tuple[object, ...]:
     """The group's state as if this copy had looked at the whole queue: a master looks as far as it had to deliver."""
     twin = Group(group.name, group.tags, group.tag_hashes, group.first_unacked, group.max_unacked)
     twin.restore(group.window_end, group.snapshot()[1])
-    twin._extend_window_to(queue.visible, queue)
+    twin._extend_window_to(queue.committed, queue)
     fields, arrays = twin.snapshot()
     return sorted(fields.items()), [(name, array.tobytes()) for name, array in sorted(arrays.items())]
 
@@ -149,8 +149,8 @@ class Copy(World):
         assert shard.log.end >= must_have, f"log ends at {shard.log.end}, acknowledged was {must_have}"
         assert shard.applied == shard.committed_offset == shard.checkpointed <= shard.log.end
         assert shard.log.synced_limit is None
-        assert shard.queue.visible == shard.queue.end
-        self.queue_bytes = self.queue_bytes[: QUEUED_BYTES * shard.queue.visible]
+        assert shard.queue.committed == shard.queue.end
+        self.queue_bytes = self.queue_bytes[: QUEUED_BYTES * shard.queue.committed]
         self.keep_entries()
         terms = self.terms()
         assert shard.log.epochs == terms[len(terms) - len(shard.log.epochs) :]
@@ -271,9 +271,9 @@ class Copy(World):
         known = len(self.queue_bytes) // QUEUED_BYTES
         queue = self.shard.queue
         if known >= queue.start:
-            self.queue_bytes += queue.read(known, queue.visible).tobytes()
+            self.queue_bytes += queue.read(known, queue.committed).tobytes()
         else:  # fetched, or trimmed before it was looked at
-            rows = queue.read(queue.start, queue.visible).tobytes()
+            rows = queue.read(queue.start, queue.committed).tobytes()
             self.queue_bytes = self.cluster.released[: QUEUED_BYTES * queue.start] + rows
         self.cluster.check_released(self)
 

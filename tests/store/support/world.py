@@ -19,7 +19,7 @@ import numpy as np
 from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.frames import APPENDS, FIRES, NEVER, FrameKind, Unsealed
+from delaynode.store.log.frames import APPENDS, FIRES, NEVER, TICKS, FrameKind, Unsealed
 from delaynode.store.log.incoming_batch import ID
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.reclaim import KeepConfig
@@ -38,6 +38,7 @@ from tests.store.support.model import Event, Model, Msg
 START_MS = 1_700_000_000_000
 ROOT = "/data/t-0"
 UID = 0xFEEDFACECAFEBEEF
+FAR_MS = 1 << 60  # all that is committed may be seen: when is tested in queue/test_store_queue.py
 
 KIND_OF = {
     m.Epoch: FrameKind.EPOCH, m.Append: FrameKind.APPEND, m.Tick: FrameKind.TICK, m.Cancel: FrameKind.CANCEL,
@@ -166,6 +167,7 @@ class WorldBase:
                 break
             except Crashed:
                 self.disk.crash()
+        self.shard.queue.show(FAR_MS)
         end = self.shard.log.end
         assert end >= must_have, f"log ends at {end}, committed was {must_have}"
         kept = [entry for entry in self.entries if entry.end <= end]
@@ -199,6 +201,7 @@ class WorldBase:
             FrameKind.APPEND if f.kind in APPENDS - FIRES
             else FrameKind.DEAD if f.kind is FrameKind.DEAD_REASON
             else FrameKind.FIRE if f.kind in FIRES
+            else FrameKind.TICK if f.kind in TICKS
             else f.kind
             for f in frames
         ]  # fmt: skip
@@ -207,7 +210,7 @@ class WorldBase:
             released = len(self.model.queue)
             self.model.apply(event)
             for queued in self.model.queue[released:]:
-                assert queued.due <= self.now, "released before its due"
+                assert queued.due <= self.now + self.shard.max_ahead_ms, "released before its due"
             self.entries.append(Entry(frame.offset + frame.length, event, len(self.model.queue)))
             self.released_ms += [self.now] * (len(self.model.queue) - len(self.released_ms))
         self.check_counters()
@@ -238,7 +241,7 @@ class WorldBase:
             return
         seen = self.shard.queue.visible
         with self.disk_trouble():
-            parts = self.shard.commit(self.entries[last].end)
+            parts = self.shard.commit(self.entries[last].end, FAR_MS)
             got = np.concatenate([part.rows for part in parts]) if parts else None
             assert self.shard.queue.visible == self.entries[last].queue_end
             if got is not None:
@@ -343,11 +346,13 @@ class WorldBase:
         index = self.shard.index
         with self.recording() as events:
             before = index.watermark
-            due = sorted(key for key in self.model.live if key <= (self.now, MAX_SEQ))
-            released = self.shard.tick(self.now)
+            ahead_ms = self.rng.choice((0, 0, 3, self.shard.max_ahead_ms)) if self.shard.max_ahead_ms else 0
+            target = self.now + ahead_ms, MAX_SEQ
+            due = sorted(key for key in self.model.live if key <= target)
+            released = self.shard.tick(self.now, ahead_ms=ahead_ms)
             if released >= 0:
                 mark = index.watermark
-                assert before < mark <= (self.now, MAX_SEQ)
+                assert before < mark <= target
                 assert released == sum(key <= mark for key in due) <= self.config.max_tick
                 events.append(m.Tick((mark.due, mark.seq)))
         return released

@@ -35,6 +35,7 @@ SKIPPED = {
     FrameKind.FIRE: "1 message of 1 schedules: LOST, but for those that fire anew",
     FrameKind.FIRE_AGAIN: "2 messages of 1 schedules: LOST, but for those that fire anew",
     FrameKind.TICK: "0 messages due by 2023-11-14 22:13:24.995 UTC are released later, by the next master",
+    FrameKind.TICK_AHEAD: "0 messages due by 2023-11-14 22:13:24.995 UTC are released later, by the next master",
     FrameKind.CANCEL: "1 message that were cancelled will be delivered, due 2023-11-17 22:13:20.000 UTC",
     FrameKind.RESCHEDULE: "its header counts 1",
     FrameKind.GROUP: "group 'h' is not made: its first Receive makes it, from what the queue holds then",

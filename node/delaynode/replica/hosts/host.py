@@ -26,6 +26,7 @@ from delaynode.store.errors import Damaged, Impossible, NewerFormat, Refused, Tr
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.files import Files
 from delaynode.store.maintenance import marker
+from delaynode.store.queue.consume_queue import NEVER, ReleasedRows
 from delaynode.store.shard import Shard
 from delaynode.store.types import Buffers, Records
 
@@ -96,6 +97,9 @@ class CopyHost(ABC):
         self.newer_format = False  # nothing is wrong with it: this release can't read what comes
         self.on_failed: Callable[[], None] = lambda: None  # told once, when it fails
         self.waiters = WaitQueues(shard.consumers, shard.queue, resources.clock.now_ms)
+        # The time of a frame by its master's clock, ms, and the event loop's time when that was past already.
+        self._frame_ms, self._frame_s = 0, asyncio.get_running_loop().time()
+        self._show_timer: asyncio.TimerHandle | None = None  # when what is committed and not due yet is shown
         self._tasks: list[asyncio.Task[None]] = []
         self._mark: Callable[[], None] | None = None  # writes the file `damaged`; None when that is done
         self._marking: asyncio.Future[None] | None = None
@@ -157,7 +161,33 @@ class CopyHost(ABC):
         """The log offset below which no frame is needed: by a recovery, a transfer or another replica."""
         return self.shard.checkpointed
 
+    # ------------------------------------------------------------ what is released before it is due
+    def _note_frame_time(self, wall_ms: int) -> None:
+        """A frame of this time was written, or applied, just now."""
+        self._frame_ms, self._frame_s = wall_ms, asyncio.get_running_loop().time()
+
+    def master_ms(self) -> int:
+        """It is as late by the master's clock, at least, as of the last frames."""
+        return self._frame_ms + int((asyncio.get_running_loop().time() - self._frame_s) * 1000)
+
+    def on_visible_rows(self, released: list[ReleasedRows]) -> None:
+        """These have become visible, if any; a timer is set for those that are to come."""
+        if released:
+            self.waiters.on_released(one.rows for one in released)
+        due = self.shard.queue.next_visible_ms()
+        if due < NEVER and self._show_timer is None:
+            self._show_timer = asyncio.get_running_loop().call_later(self._seconds_until(due), self._show)
+
+    def _seconds_until(self, due_ms: int) -> float:
+        return (due_ms - self.master_ms()) / 1000
+
+    def _show(self) -> None:
+        self._show_timer = None
+        self.on_visible_rows(self.shard.show(self.master_ms()))
+
     def _end(self, why: str) -> None:
+        if self._show_timer is not None:
+            self._show_timer.cancel()
         for task in self._tasks:
             task.cancel()
         self.waiters.end()
@@ -275,6 +305,6 @@ class CopyHost(ABC):
         if offset == queue.visible and wait_ms:
             await self.waiters.wait_for_release(wait_ms / 1000)
             self.check_serving()
-        rows = queue.read(offset, max_count)
+        rows = queue.read(offset, min(max_count, queue.visible - offset))
         fits = max(1, int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), max_bytes, "right")))
         return offset, rows[:fits]

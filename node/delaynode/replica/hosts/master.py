@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from delayregistry.model import TopicQuotas
 
-from delaynode.clock import monotonic_ms
+from delaynode.clock import MAX_CLOCK_SKEW_MS, monotonic_ms
 from delaynode.replica.hosts.arrivals import Arrivals, Stored
 from delaynode.replica.hosts.host import CopyHost, NodeResources
 from delaynode.replica.hosts.quotas import Cost, Quota, shard_quotas
@@ -26,13 +26,15 @@ from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.incoming_batch import IncomingBatch
 from delaynode.store.merging import Answer, Merger
 from delaynode.store.queue import consumers
-from delaynode.store.queue.consume_queue import ReleasedRows
+from delaynode.store.queue.consume_queue import NEVER, ReleasedRows
 from delaynode.store.queue.consumers import ConsumerDelivery
 from delaynode.store.queue.rate_limit import RateLimit
 from delaynode.store.shard import Appended, Shard
 from delaynode.store.types import I64, U32, Bools, Buffer
 
 TICK_MS = 3  # a shard's ticks start at least this far apart
+LEAD_MS = 8  # a tick starts so long before the due that calls for it: a write with its sync, here and on the slaves
+AHEAD_MS = 14  # and releases what is due within so long: one tick for the messages of several ms
 STOP_SECONDS = 5.0  # a stopping master waits so long for its slaves
 UNSURE_SECONDS = 1.0  # a consumer that waits is told so long after the master has stopped to serve
 MAX_UNSYNCED_BYTES = 8 << 20  # of firings that wait to be committed before more are written
@@ -101,10 +103,13 @@ class ShardHost(CopyHost):
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
         """Begin the term whose epoch was persisted; serves when this returns."""
+        if self.shard.ahead_ms:
+            await asyncio.sleep(self.shard.ahead_ms / 1000)  # all that is released is due then, by its master's clock
         self.shard.begin_term(epoch, node, self.resources.clock.now_ms())
         self.serving = True
         self.resources.syncer.mark(self)
         await self.wait_log_committed(self.shard.log_end)
+        self.on_visible_rows(self.shard.show(NEVER))
         await self.maintenance.load()
         self._tasks = [
             asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.maintenance.loops())
@@ -218,7 +223,7 @@ class ShardHost(CopyHost):
         if end <= self.shard.committed_offset:
             return
         try:
-            released = self.shard.commit(end)
+            released = self.shard.commit(end, self.master_ms())
         except OSError as error:
             self.fail(f"ConsumeQueue: {error}", error)
             return
@@ -228,9 +233,19 @@ class ShardHost(CopyHost):
             _, _, future, result = heapq.heappop(self._commit_waiters)
             if not future.done():
                 future.set_result(result)
+        self.on_visible_rows(released)
+
+    def master_ms(self) -> int:
+        # A clock that is set back far must not keep from being seen what was to be due in some ms.
+        return max(self.resources.clock.now_ms(), super().master_ms() - MAX_CLOCK_SKEW_MS)
+
+    def on_visible_rows(self, released: list[ReleasedRows]) -> None:
         if released:
             self._count(released)
-            self.waiters.on_released(one.rows for one in released)
+        super().on_visible_rows(released)
+
+    def _seconds_until(self, due_ms: int) -> float:
+        return super()._seconds_until(due_ms) - self.resources.part_of_ms()
 
     async def wait_committed(self, offset: int) -> None:
         """Return once everything before log offset `offset` is committed, and may be answered. Raises Refused."""
@@ -271,7 +286,7 @@ class ShardHost(CopyHost):
         """A message that was due when it came is late by the time since then."""
         now = self.resources.clock.now_ms()
         metrics = self.resources.metrics
-        for rows, arrived_ms in released:
+        for rows, arrived_ms, _ in released:
             metrics.released[self.topic] += len(rows)
             if is_few(len(rows)):
                 for due in rows["due"].tolist():
@@ -317,7 +332,7 @@ class ShardHost(CopyHost):
 
     def _next_wakeup(self, now_ms: int) -> int:
         """The earliest time at which the tick loop has something to do, ms."""
-        tick = self.shard.next_tick()
+        tick = self.shard.next_tick() - self._lead_ms
         if self._rate_limit is not None and tick <= now_ms:
             tick = self._rate_limit.ready_ms(now_ms)
         if (schedules := self.schedules.next_due()) <= now_ms:
@@ -350,13 +365,16 @@ class ShardHost(CopyHost):
 
     def _tick(self, now_ms: int) -> int:
         """Shard.tick() at the topic's pace."""
+        ahead_ms = min(AHEAD_MS, self.shard.max_ahead_ms)
+        if ahead_ms:
+            self._note_frame_time(now_ms)
         if self._rate_limit is None:
-            return self.shard.tick(now_ms)
+            return self.shard.tick(now_ms, ahead_ms=ahead_ms)
         self._count_arrived(self._rate_limit, now_ms)
         max_count = self._rate_limit.available(now_ms)
         if max_count < 1:
             return -1
-        released = self.shard.tick(now_ms, max_count)
+        released = self.shard.tick(now_ms, max_count, ahead_ms)
         self._rate_limit.spend(max(0, released))
         self._paced_end = self.shard.queue.end
         return released
@@ -405,6 +423,10 @@ class ShardHost(CopyHost):
                 self.topic, shard.identity.queue, share, lambda: shard.index.pending + arrivals.messages,
                 lambda: shard.index.pending_bytes + arrivals.record_bytes,
             )  # fmt: skip
+
+    @property
+    def _lead_ms(self) -> int:
+        return min(LEAD_MS, self.shard.max_ahead_ms)
 
     def _wake_by(self, time_ms: int) -> None:
         """Something is due, or a lease ends, at `time_ms`: the tick loop must not sleep longer."""
@@ -470,7 +492,7 @@ class ShardHost(CopyHost):
         stored = [one for one in flat if isinstance(one, Appended) and not one.duplicate]
         if stored:
             self.resources.metrics.enqueued[self.topic] += sum(one.new for one in stored)
-            self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None))
+            self._wake_by(min(lowest(one.due)[0] for one in stored if one.due is not None) - self._lead_ms)
             self.maintenance.check_units()
         return answers
 
@@ -575,5 +597,5 @@ class ShardHost(CopyHost):
 
     def on_proposed(self, due_ms: int | None = None) -> bool:
         if due_ms is not None:
-            self._wake_by(due_ms)
+            self._wake_by(due_ms - self._lead_ms)
         return self.resources.syncer.mark(self)

@@ -42,6 +42,7 @@ class SlaveHost(CopyHost):
         self.unreadable_reason: Callable[[], str | None] = lambda: None  # why Fetch is not answered from here
         self.unheard_ms: Callable[[], int] = lambda: 0  # since what is known here was all that the master had committed
         self._caught_up_s = 0.0  # when all that the master had committed was applied, by the loop's clock
+        self._readable_s = 0.0  # when all that was released before the start is due, by the loop's clock
         self._read_s = -READER_S  # when Fetch was last asked for, by the loop's clock
 
     def _heard_s(self) -> float:
@@ -50,6 +51,9 @@ class SlaveHost(CopyHost):
 
     def start(self) -> None:
         self._caught_up_s = self._heard_s()
+        self._note_frame_time(self.shard.wall_ms)
+        self._readable_s = self._frame_s + self.shard.ahead_ms / 1000
+        self.on_visible_rows([])
         self._tasks = [
             asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.maintenance.loops())
         ]
@@ -162,7 +166,9 @@ class SlaveHost(CopyHost):
 
     async def fetch(self, offset: int, max_count: int, max_bytes: int, wait_ms: int) -> tuple[int, Records]:
         self.check_serving()
-        self._read_s = asyncio.get_running_loop().time()
+        now_s = self._read_s = asyncio.get_running_loop().time()
+        if now_s < self._readable_s:
+            await asyncio.sleep(self._readable_s - now_s)
         if offset > self.shard.queue.visible:  # whoever asks has read further elsewhere
             raise Refused("NOT_SERVING", f"shard {self.name}: this slave has queue offset {offset} not yet")
         return await super().fetch(offset, max_count, max_bytes, wait_ms)
@@ -208,9 +214,10 @@ class SlaveHost(CopyHost):
                 size = frame.end - frame.offset
                 self._count_kept(-size)
                 taken += size + FRAME_COST + RUN_COST * count_runs(frame)
-                self.waiters.on_released(one.rows for one in shard.commit(frame.offset))
+                self.on_visible_rows(shard.commit(frame.offset, self.master_ms()))
                 shard.apply(frame)
-            self.waiters.on_released(one.rows for one in shard.commit(shard.applied))
+                self._note_frame_time(frame.wall_ms)
+            self.on_visible_rows(shard.commit(shard.applied, self.master_ms()))
         self.maintenance.check(self.resources.clock.now_ms())
 
     async def _read_back(self) -> None:

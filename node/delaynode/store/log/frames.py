@@ -55,6 +55,7 @@ class FrameKind(IntEnum):
     FIRE = 15
     DEAD_REASON = 16
     FIRE_AGAIN = 17
+    TICK_AHEAD = 18
 
 
 KINDS = {int(kind): kind for kind in FrameKind}
@@ -62,8 +63,9 @@ KINDS = {int(kind): kind for kind in FrameKind}
 # changes: a new layout is a new kind, since a program refuses a kind that it does not know as newer than itself.
 SINCE_FORMAT = {
     **dict.fromkeys(FrameKind, 1), FrameKind.APPEND_RUNS: 2, FrameKind.APPEND_IDS: 3, FrameKind.SCHEDULE: 4,
-    FrameKind.FIRE: 4, FrameKind.DEAD_REASON: 5, FrameKind.FIRE_AGAIN: 6,
+    FrameKind.FIRE: 4, FrameKind.DEAD_REASON: 5, FrameKind.FIRE_AGAIN: 6, FrameKind.TICK_AHEAD: 7,
 }  # fmt: skip
+TICKS = frozenset((FrameKind.TICK, FrameKind.TICK_AHEAD))
 FIRES = frozenset((FrameKind.FIRE, FrameKind.FIRE_AGAIN))
 APPENDS = FIRES | {FrameKind.APPEND, FrameKind.APPEND_RUNS, FrameKind.APPEND_IDS}
 

@@ -36,7 +36,7 @@ class EvacuationJob:
         self.view = view
         self.kept: dict[int, int] = {}  # segments left alone -> the queue offset of a message there that is kept
         self._log, self._queue = shard.log, shard.queue
-        self._kept = shard.queue.start, shard.queue.visible  # queue offsets: released and kept for the groups
+        self._kept = shard.queue.start, shard.queue.committed  # queue offsets: released and kept for the groups
         self._watermark = shard.index.watermark
         self._dead_letters = dead_letters
         self._shard = shard

@@ -145,8 +145,9 @@ class SpaceReclaimer:
 
     def apply_trim(self, trim: Trim) -> None:
         queue = self._queue
-        if not queue.start <= trim.queue_start <= queue.visible:  # what it ends is read here: it is committed
-            raise Impossible(f"TRIM to queue offset {trim.queue_start}, this copy has [{queue.start}, {queue.visible})")
+        if not queue.start <= trim.queue_start <= queue.committed:  # what it ends is read here: it is committed
+            kept = f"[{queue.start}, {queue.committed})"
+            raise Impossible(f"TRIM to queue offset {trim.queue_start}, this copy has {kept}")
         self._trim(trim, self._expired_rows(trim.queue_start))
 
     def _expired_rows(self, start: int) -> Records:

@@ -24,7 +24,7 @@ from delaynode.store import formats
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.files import Files
-from delaynode.store.log.frames import FrameKind, parse_tick
+from delaynode.store.log.frames import TICKS, parse_tick
 from delaynode.store.log.segments import SegmentedFile
 from delaynode.store.maintenance import checkpoint as ck
 from delaynode.store.maintenance.checkpoint import Checkpoint
@@ -221,7 +221,7 @@ def _state_of_start(log: CommitLog, uid: int, geometry: Geometry, synced: int) -
     for frame in log.scan(0, synced):
         if is_ticked:
             continue
-        is_ticked = frame.kind is FrameKind.TICK
+        is_ticked = frame.kind in TICKS
         time_ms = min(frame.wall_ms, parse_tick(frame).due) if is_ticked else frame.wall_ms
         made_ms = time_ms if made_ms is None else min(made_ms, time_ms)
     if made_ms is None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delaynode.store.columns import is_few
 from delaynode.store.errors import Damaged
 from delaynode.store.log.checks import first_difference, unit_checks
 from delaynode.store.log.files import Files
@@ -39,28 +40,47 @@ def own_checks(rows: Records, offset: int, uid: int) -> Array:
     return unit_checks(rows, range(offset, offset + len(rows)), OWN_WORD, 32, uid)
 
 
+NEVER = 1 << 62
+
+
 class ReleasedRows(NamedTuple):
-    """What one frame released: rows of dtype QUEUED. arrived_ms: when they came, if they were due by then; else 0."""
+    """What one frame released: rows of dtype QUEUED. arrived_ms: when they came, if they were due by then; else 0.
+    latest_ms: their latest due, where that is after the frame's own time; else 0."""
 
     rows: Records
     arrived_ms: int
+    latest_ms: int
+
+    def before(self, now_ms: int) -> int:
+        """How many rows there are before the first that is due after `now_ms`."""
+        if is_few(len(self.rows)):
+            return next((at for at, due in enumerate(self.rows["due"].tolist()) if due > now_ms), len(self.rows))
+        late = self.rows["due"] > now_ms
+        return int(late.argmax()) if late.any() else len(late)
 
 
 class ConsumeQueue:
-    """Units are staged when their frame is applied and written, and so visible, when it is committed."""
+    """Units are staged when their frame is applied, written when it is committed, and visible once they are due: most
+    are by then. Nobody is shown a unit before those in front of it."""
 
     def __init__(self, files: Files, directory: str, segment_bytes: int, uid: int = 0) -> None:
         self.uid = uid
         self.file = SegmentedFile(files, directory, segment_bytes)
         self._staged: deque[tuple[int, ReleasedRows]] = deque()
+        self._unseen: deque[ReleasedRows] = deque()  # written, and not visible yet
         self._tail = np.empty(0, QUEUED)  # the last visible units, as they were written
         self.start = 0  # the first queue offset that is kept; a TRIM moves it
         self.end = self.file.end // QUEUED_BYTES  # queue offset after the last applied unit
+        self.visible = self.end  # queue offset after the last unit that consumers may see
 
     @property
-    def visible(self) -> int:
+    def committed(self) -> int:
         """Queue offset after the last committed unit."""
         return self.file.end // QUEUED_BYTES
+
+    def next_visible_ms(self) -> int:
+        """When the next unit becomes visible, ms; NEVER when all that are committed are."""
+        return int(self._unseen[0].rows["due"][0]) if self._unseen else NEVER
 
     def stage(
         self,
@@ -72,34 +92,52 @@ class ConsumeQueue:
         tag: U32,
         check: U32,
         arrived_ms: int = 0,
+        latest_ms: int = 0,
     ) -> None:
-        """n messages are released by the frame that ends at log offset `frame_end`, see Released."""
+        """n messages are released by the frame that ends at log offset `frame_end`, see ReleasedRows."""
         rows = np.empty(len(due), QUEUED)
         rows["due"], rows["seq"], rows["offset"] = due, seq, offset
         rows["size"], rows["tag"], rows["check"] = size, tag, check
         rows["own"] = own_checks(rows, self.end, self.uid)
-        self._staged.append((frame_end, ReleasedRows(rows, arrived_ms)))
+        self._staged.append((frame_end, ReleasedRows(rows, arrived_ms, latest_ms)))
         self.end += len(rows)
 
-    def commit(self, committed_offset: int) -> list[ReleasedRows]:
-        """Write what frames up to log offset `committed_offset` released; returns it, in order."""
+    def commit(self, committed_offset: int, now_ms: int) -> list[ReleasedRows]:
+        """Write what frames up to log offset `committed_offset` released; returns what became visible, see show()."""
         ready: list[ReleasedRows] = []
         while self._staged and self._staged[0][0] <= committed_offset:
             ready.append(self._staged.popleft()[1])
         if ready:
             buffers = [raw(released.rows) for released in ready]
             self.file.append(buffers, sum(len(buffer) for buffer in buffers))
-            last = ready[-1].rows
+            self._unseen += ready
+        return self.show(now_ms) if self._unseen else ready
+
+    def show(self, now_ms: int) -> list[ReleasedRows]:
+        """It is `now_ms` by the master's clock: what was not visible before and is due, in order."""
+        seen: list[ReleasedRows] = []
+        while self._unseen:
+            released = self._unseen.popleft()
+            if released.latest_ms > now_ms:
+                count = released.before(now_ms)
+                self._unseen.appendleft(released._replace(rows=released.rows[count:]))
+                if count:
+                    seen.append(released._replace(rows=released.rows[:count]))
+                break
+            seen.append(released)
+        if seen:
+            self.visible += sum(len(released.rows) for released in seen)
+            last = seen[-1].rows
             last.flags.writeable = False  # who reads it has what others read
             self._tail = last if len(last) <= TAIL_ROWS else self._tail[:0]
-        return ready
+        return seen
 
     def read(self, offset: int, count: int) -> Records:
-        """Up to `count` visible units from queue offset `offset` on; fewer at the end. Raises Damaged."""
-        count = min(count, self.visible - offset)
+        """Up to `count` committed units from queue offset `offset` on; fewer at the end. Raises Damaged."""
+        count = min(count, self.committed - offset)
         if count <= 0:
             return np.empty(0, QUEUED)
-        if (before := self.visible - offset - len(self._tail)) <= 0:
+        if (before := self.visible - offset - len(self._tail)) <= 0 and offset + count <= self.visible:
             return self._tail[-before : count - before]
         rows = np.frombuffer(self.file.read(offset * QUEUED_BYTES, count * QUEUED_BYTES), QUEUED)
         bad = first_difference(rows["own"], own_checks(rows, offset, self.uid))
@@ -113,6 +151,7 @@ class ConsumeQueue:
     def cut(self, end: int) -> None:
         """Drop what is staged and every unit from queue offset `end` on."""
         self._staged.clear()
+        self._unseen.clear()
         self._tail = self._tail[:0]
         self.file.truncate(end * QUEUED_BYTES, self.start * QUEUED_BYTES)
-        self.end = end
+        self.end = self.visible = end

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged
-from delaynode.store.log.frames import Frame, FrameKind, parse_tick
+from delaynode.store.log.frames import TICKS, Frame, parse_tick
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.types import Pair
 
@@ -32,7 +32,7 @@ class WindowLoader:
 
     def is_needed_by(self, frame: Frame) -> bool:
         """Whether Shard.apply() would have to load the window first: a TICK, above what is loaded."""
-        if frame.kind is not FrameKind.TICK:
+        if frame.kind not in TICKS:
             return False
         tick = parse_tick(frame)
         return self._index.window.bound <= Pair(tick.due, tick.seq)

@@ -23,6 +23,7 @@ from delaynode.store.log.checks import record_checks
 from delaynode.store.log.commit_log import CommitLog, frames_of
 from delaynode.store.log.frames import (
     APPENDS,
+    TICKS,
     Frame,
     FrameKind,
     parse_append,
@@ -193,7 +194,7 @@ def _units_of_frames(frames: Iterator[Frame]) -> tuple[Records, Pair]:
     # a dead letter's due is 0; what else comes lies above the true one, see _check_wheel()
     watermark = Pair(0, MAX_SEQ)
     for frame in frames:
-        if frame.kind is FrameKind.TICK:
+        if frame.kind in TICKS:
             tick = parse_tick(frame)
             watermark = Pair(tick.due, tick.seq)
         elif frame.kind in APPENDS:

@@ -294,7 +294,7 @@ class LogPass:
                 self._append(frame, before=before)
             case FrameKind.SCHEDULE:
                 parse_schedule(frame)
-            case FrameKind.TICK:
+            case FrameKind.TICK | FrameKind.TICK_AHEAD:
                 self._tick(frame, before=before)
             case FrameKind.CANCEL:
                 cancel = parse_cancel(frame)

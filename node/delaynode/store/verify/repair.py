@@ -30,6 +30,7 @@ from delaynode.store.log.frames import (
     APPENDS,
     FIRES,
     FLAG_DEAD_LETTERS,
+    TICKS,
     Frame,
     FrameKind,
     parse_append,
@@ -131,7 +132,7 @@ def _write_checkpoint(files: Files, directory: str, shard: Shard) -> None:
 def _moves_the_queue(shard: Shard, frame: Frame) -> bool:
     """Whether the frame, were it applied, would release messages: those behind them get other queue offsets without."""
     try:
-        if frame.kind is FrameKind.TICK:
+        if frame.kind in TICKS:
             return parse_tick(frame).released != 0
         if frame.kind in APPENDS:
             due = parse_append(frame).due
@@ -185,7 +186,7 @@ def propose_skip(files: Files, directory: str, first: int) -> RepairPlan:
         if error is None or len(offsets) == MAX_SKIPPED:
             return plan_skip(files, directory, offsets)
         kind = next(frames_of(attempt.shard.log, error.offset, attempt.shard.log.end)).kind
-        if kind in (FrameKind.TICK, FrameKind.EPOCH) or "would have moved" in error.why:
+        if kind in TICKS | {FrameKind.EPOCH} or "would have moved" in error.why:
             return plan_skip(files, directory, offsets)  # which says why it is stuck
         offsets.append(error.offset)
 
@@ -314,7 +315,7 @@ def _loss_of(shard: Shard, frame: Frame) -> str:
         case FrameKind.SCHEDULE:
             put = parse_schedule(frame)
             return f"schedule {put.id!r} {'is not put' if put.put else 'is not deleted'}: it stays as it was"
-        case FrameKind.TICK:
+        case FrameKind.TICK | FrameKind.TICK_AHEAD:
             tick = parse_tick(frame)
             return f"{_messages(max(0, tick.released))} due by {at_ms(tick.due)} are released later, by the next master"
         case FrameKind.CANCEL:
@@ -359,7 +360,9 @@ def losses_of(frames: Iterable[Frame]) -> list[str]:
     unreadable: list[str] = []
     for frame in frames:
         kinds[frame.kind] += 1
-        counts[FrameKind.FIRE if frame.kind in FIRES else frame.kind] += frame.count
+        counts[FrameKind.FIRE if frame.kind in FIRES else FrameKind.TICK if frame.kind in TICKS else frame.kind] += (
+            frame.count
+        )
         try:
             if frame.kind in APPENDS - FIRES:
                 due = parse_append(frame).due

@@ -20,13 +20,14 @@ from delaynode.store.log.frames import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
+    TICKS,
     FrameKind,
     parse,
     parse_append_runs,
     parse_tick,
 )
 from delaynode.store.queue.consume_queue import QUEUED_BYTES, ReleasedRows
-from delaynode.store.shard import Shard
+from delaynode.store.shard import MAX_AHEAD_MS, Shard
 from delayregistry.model import Durability, ShardObject
 
 from tests.simulation.support.checks.firings import FiringLog
@@ -59,7 +60,8 @@ class Checker:
         self.world = world
         self.records: dict[int, Record] = {}
         self.checks = 0
-        self._unbegun: dict[tuple[int, str, int], list[ReleasedRows]] = {}  # by uid, incarnation and epoch
+        # by uid, incarnation and epoch: queue offset from which on rows were committed, what became visible
+        self._unbegun: dict[tuple[int, str, int], tuple[int, list[ReleasedRows]]] = {}
         self._harmed: set[str] = set()  # copies that a schedule has damaged
         self._identities: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._by_files: dict[int, Machine] = {id(one.disk): one for one in world.machines.values()}
@@ -79,37 +81,43 @@ class Checker:
     # ------------------------------------------------------------ watching the real code
     @contextmanager
     def watching(self) -> Iterator[None]:
-        commit, start = Shard.commit, ShardHost.start
+        commit, show, start = Shard.commit, Shard.show, ShardHost.start
 
-        def watched(shard: Shard, offset: int, /) -> list[ReleasedRows]:
-            before = shard.committed_offset
-            released = commit(shard, offset)
-            self._committed(shard, before, released)
-            return released
+        def watched(shard: Shard, offset: int, now_ms: int | None = None, /) -> list[ReleasedRows]:
+            before, rows_before = shard.committed_offset, shard.queue.committed
+            seen = commit(shard, offset, now_ms)
+            self._committed(shard, before, rows_before, seen)
+            return seen
+
+        def shown(shard: Shard, now_ms: int, /) -> list[ReleasedRows]:
+            seen = show(shard, now_ms)
+            self._committed(shard, shard.committed_offset, shard.queue.committed, seen)
+            return seen
 
         def started(host: ShardHost, epoch: int, node: str, /) -> Coroutine[None, None, None]:
             self._note_writer(host.shard, epoch)
-            self._committed(host.shard, host.shard.log.file.start, [])
+            self._committed(host.shard, host.shard.log.file.start, host.shard.queue.committed, [])
             return start(host, epoch, node)
 
-        Shard.commit, ShardHost.start = watched, started  # type: ignore[assignment, method-assign]
+        Shard.commit, Shard.show, ShardHost.start = watched, shown, started  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
-            Shard.commit, ShardHost.start = commit, start  # type: ignore[method-assign]
+            Shard.commit, Shard.show, ShardHost.start = commit, show, start  # type: ignore[method-assign]
 
     def _note_writer(self, shard: Shard, epoch: int) -> None:
         process = self._by_files[id(shard.log.file.files.disk)].process  # type: ignore[attr-defined]
         if process is not None:
             self.record(shard.identity.uid).writers.setdefault(epoch, process)
 
-    def _committed(self, shard: Shard, before: int, released: list[ReleasedRows]) -> None:
-        """A copy counts [before, shard.committed) as committed."""
+    def _committed(self, shard: Shard, before: int, rows_before: int, seen: list[ReleasedRows]) -> None:
+        """A copy counts [before, shard.committed) as committed, and queue offsets from `rows_before` on; `seen` became
+        visible."""
         files = shard.log.file.files
         if files.dead:  # type: ignore[attr-defined]
             return
         self.checks += 1
-        if shard.committed_offset == before and not released:
+        if shard.committed_offset == before and not seen:
             return
         machine = self._by_files[id(files.disk)]  # type: ignore[attr-defined]
         process = machine.process
@@ -117,7 +125,7 @@ class Checker:
         leads = process is not None and self._leads(process, shard)
         if leads:
             assert process is not None
-            before, released = self._begun(process, record, before, released)
+            before, rows_before, seen = self._begun(process, record, before, rows_before, seen)
         judged = True
         if shard.committed_offset > before:
             known = len(record.log)
@@ -127,26 +135,27 @@ class Checker:
                 assert process is not None
                 judged = self._leader_committed(record, process, shard, known)
                 self._covered(record, known)
-        if released and not judged:
-            end = shard.queue.visible
-            record.unjudged.update(range(end - sum(len(one.rows) for one in released), end))
-        if released:
-            self._released(record, machine, shard, released)
+        if shard.queue.committed > rows_before:
+            self._queued(record, machine, shard, rows_before)
+            if not judged:
+                record.unjudged.update(range(rows_before, shard.queue.committed))
+        if seen:
+            self._seen(record, machine, seen, leads=leads)
 
     def _begun(
-        self, process: Process, record: Record, before: int, released: list[ReleasedRows]
-    ) -> tuple[int, list[ReleasedRows]]:
+        self, process: Process, record: Record, before: int, rows_before: int, seen: list[ReleasedRows]
+    ) -> tuple[int, int, list[ReleasedRows]]:
         """What counts of a commit: nothing until the term's log is applied, then all since its start."""
         replica = process.replicas.get(record.uid)
         assert replica is not None
         assert replica.leader is not None
         assert replica.shard is not None
         key = record.uid, process.incarnation, replica.leader.term.epoch
-        waiting = [*self._unbegun.pop(key, ()), *released]
+        first, waiting = self._unbegun.pop(key, (rows_before, []))
         if not replica.leader.state.began:
-            self._unbegun[key] = waiting
-            return replica.shard.committed_offset, []
-        return min(before, len(record.log)), waiting
+            self._unbegun[key] = first, [*waiting, *seen]
+            return replica.shard.committed_offset, replica.shard.queue.committed, []
+        return min(before, len(record.log)), first, [*waiting, *seen]
 
     def _leads(self, process: Process, shard: Shard) -> bool:
         replica = process.replicas.get(shard.identity.uid)
@@ -196,7 +205,8 @@ class Checker:
                 self.fail(f"invariant 3: {record.name}: {who} commits a frame of epoch {frame.epoch} in {epoch}")
             if frame.epoch == epoch and frame.wall_ms > process.latest_ms:
                 self.fail(f"invariant 2: {record.name}: {who}'s clock never showed {frame.wall_ms}")
-            if frame.kind is FrameKind.TICK and parse_tick(frame).due > frame.wall_ms:
+            ahead_ms = MAX_AHEAD_MS if frame.kind is FrameKind.TICK_AHEAD else 0
+            if frame.kind in TICKS and parse_tick(frame).due > frame.wall_ms + ahead_ms:
                 self.fail(f"invariant 2: {record.name}: {who} ticks past its clock at {at}")
             record.wall_ms = max(record.wall_ms, frame.wall_ms)
             record.firings.add(frame)
@@ -307,10 +317,18 @@ class Checker:
             self._covered(record, 0)
 
     # ------------------------------------------------------------ the queue
-    def _released(self, record: Record, machine: Machine, shard: Shard, released: list[ReleasedRows]) -> None:
-        rows = np.concatenate([one.rows for one in released]) if len(released) > 1 else released[0].rows
-        start = (shard.queue.visible - len(rows)) * QUEUED_BYTES
-        data = rows.tobytes()
+    def master_ms(self, record: Record, *, lately: bool = True) -> int:
+        """The latest that a master's clock has shown in a committed frame, or would show now if it had gone on.
+
+        lately: or if it had not been set back lately, of which a slave can't know.
+        """
+        writers = record.writers.values()
+        shown = (one.would_have_shown_ms() if lately else one.would_show_ms() for one in writers)
+        return max(record.wall_ms, *shown)
+
+    def _queued(self, record: Record, machine: Machine, shard: Shard, first: int) -> None:
+        start = first * QUEUED_BYTES
+        data = shard.queue.read(first, shard.queue.committed - first).tobytes()
         known = record.queue[start : start + len(data)]
         if data[: len(known)] != known:
             self.fail(
@@ -320,13 +338,16 @@ class Checker:
             if start + len(known) != len(record.queue):
                 self.fail(f"invariant 2: {record.name}: {machine.name}'s ConsumeQueue has a gap")
             record.queue += data[len(known) :]
-        for one in released:
+
+    def _seen(self, record: Record, machine: Machine, seen: list[ReleasedRows], *, leads: bool) -> None:
+        rows = np.concatenate([one.rows for one in seen]) if len(seen) > 1 else seen[0].rows
+        for one in seen:
             order = list(zip(one.rows["due"].tolist(), one.rows["seq"].tolist(), strict=True))
             if one.arrived_ms == 0 and order != sorted(order):
-                self.fail(f"invariant 2: {record.name}: released out of order at {start // QUEUED_BYTES}")
-        latest = max(rows["due"].tolist())
-        if latest > record.wall_ms:
-            self.fail(f"invariant 2: {record.name}: {machine.name} releases {latest} at {record.wall_ms}")
+                self.fail(f"invariant 2: {record.name}: released out of order: {order}")
+        latest, now_ms = max(rows["due"].tolist()), self.master_ms(record, lately=not leads)
+        if latest > now_ms:
+            self.fail(f"invariant 2: {record.name}: {machine.name} shows {latest} at {now_ms}")
 
     # ------------------------------------------------------------ answers
     def answers(self, process: Process, host: ShardHost, what: str) -> None:

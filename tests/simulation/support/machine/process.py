@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 DATA = "d"
 WATCH_SECONDS = 0.1
 RENEW_SECONDS = 0.7
+LATELY_NS = 100 * MILLI  # longer than something may be released before it is due
 REQUESTS = 32  # most requests to the registry at once, those of the lease and the watches aside
 
 
@@ -165,6 +167,8 @@ class Process:
         )  # fmt: skip
         self.clock = self._clock.clock
         self.latest_ms = 0  # the latest time that the clock has shown
+        self._latest_ns = 0  # true time then
+        self._shown_lately: deque[tuple[int, int]] = deque()  # true time ns, by how much the clock was ahead of it, ns
         self.unjudged_ms = 0  # the same while fewer peers were heard than could tell that it is wrong (docs/limits.md)
         now_ms = self.clock.now_ms
         self.clock.now_ms = lambda: self._shown(now_ms())  # type: ignore[method-assign]
@@ -210,11 +214,24 @@ class Process:
         self.loop.call_soon(self._clock.heard, *what)
 
     def _shown(self, now_ms: int) -> int:
+        time_ns = self.world.scheduler.time_ns()
         if now_ms > self.latest_ms:
-            self.latest_ms = now_ms
+            self.latest_ms, self._latest_ns = now_ms, time_ns
+        self._shown_lately.append((time_ns, now_ms * MILLI - time_ns))
+        while self._shown_lately[0][0] < time_ns - LATELY_NS:
+            self._shown_lately.popleft()
         if now_ms > self.unjudged_ms and len(self._clock._agreement._heard) < MIN_PEERS:
             self.unjudged_ms = now_ms
         return now_ms
+
+    def would_show_ms(self) -> int:
+        """What the clock would show now if it had gone on from its latest time, rounded up."""
+        return self.latest_ms + -(-(self.world.scheduler.time_ns() - self._latest_ns) // MILLI)
+
+    def would_have_shown_ms(self) -> int:
+        """The same if it had not been set back lately."""
+        ahead_ns = max((ahead for _, ahead in self._shown_lately), default=0)
+        return max(self.would_show_ms(), -(-(self.world.scheduler.time_ns() + ahead_ns) // MILLI))
 
     def log(self, event: str, **fields: object) -> None:
         self.trace(event, **fields)

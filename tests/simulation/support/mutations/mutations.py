@@ -21,6 +21,7 @@ from delaynode.replication.term.commit_rule import CommitRule
 from delaynode.replication.term.in_sync_rule import InSyncRule
 from delaynode.replication.term.in_sync_writer import InSyncWriter, WriteResult
 from delaynode.replication.term.leader import Leader
+from delaynode.store.queue.consume_queue import NEVER, ConsumeQueue
 from delayregistry.model import Version
 from delayregistry.port import OutcomeUnknown
 
@@ -243,3 +244,19 @@ def goes_on_serving_while_it_hands_over(put: Put) -> None:
             self.state.handover = handover
 
     put(CommitRule, "live", busy)
+
+
+# ---------------------------------------------------------------- what is released before it is due
+SHOWN_EARLY = "invariant 2: .* shows .* at "
+
+
+@mutation(None, SHOWN_EARLY, (4, 7))
+def shows_what_is_not_due(put: Put) -> None:
+    show = ConsumeQueue.show
+    put(ConsumeQueue, "show", lambda self, now_ms: show(self, NEVER))
+
+
+@mutation(None, SHOWN_EARLY, (4, 7))
+def shows_at_once_what_it_follows(put: Put) -> None:
+    master_ms = CopyHost.master_ms
+    put(CopyHost, "master_ms", lambda self: master_ms(self) if self.leads else NEVER)

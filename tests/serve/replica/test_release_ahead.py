@@ -1,0 +1,138 @@
+"""What a master releases before it is due: nobody sees it earlier, also not on a slave or after a failover; and nothing
+is left to be written at the due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from delaynode.replica.hosts import master
+from delaynode.replica.hosts.master import ShardHost
+from delaynode.replica.hosts.slave import SlaveHost
+from delaynode.replication.transport.until import wait_until
+from delaynode.store import formats, shard
+from delaynode.store.log.frames import FrameKind
+from delaynode.store.maintenance import persist
+
+from tests.serve.support import hosts
+from tests.serve.support.hosts import Node, node
+
+AHEAD_MS = 800  # long enough that the slowest machine releases before the due
+
+
+@pytest.fixture(autouse=True)
+def _far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "CONFIG", dataclasses.replace(hosts.CONFIG, format=formats.NEWEST))
+    for owner, name in ((master, "LEAD_MS"), (master, "AHEAD_MS"), (shard, "MAX_AHEAD_MS")):
+        monkeypatch.setattr(owner, name, AHEAD_MS)
+
+
+async def released(made: Node, apart_ms: int = 0) -> int:
+    """Host "a" has committed the release of two messages that are due later; returns when, ms."""
+    due = made.clock.now_ms() + AHEAD_MS - 50 - apart_ms
+    await made.send("a", [due, due + apart_ms])
+    queue = made.hosts["a"].shard.queue
+    await wait_until(lambda: queue.committed == 2, 0.001)
+    assert made.clock.now_ms() < due
+    assert queue.visible == 0
+    return due
+
+
+def run(tmp_path: Path, test: Callable[[Node], object]) -> None:
+    async def main() -> None:
+        async with node(tmp_path) as made:
+            await test(made)  # type: ignore[misc]
+
+    asyncio.run(main())
+
+
+def test_a_message_is_received_at_its_due_and_nothing_is_written_then(tmp_path: Path) -> None:
+    async def received(made: Node) -> None:
+        host = made.hosts["a"]
+        receiving = asyncio.create_task(host.receive("g", (), 9, 1 << 20, 30_000, 60_000, False))
+        due = await released(made)
+        end = host.shard.log_end
+        delivery = await receiving
+        assert made.clock.now_ms() >= due
+        assert delivery.rows["due"].tolist() == [due, due]
+        assert host.shard.log_end == end
+        frames = host.shard.log.parse_all(memoryview(host.shard.log.read_raw(0, end)), 0)
+        assert [frame.kind for frame in frames].count(FrameKind.TICK_AHEAD) == 1
+
+    run(tmp_path, received)
+
+
+def test_a_reader_sees_each_at_its_due(tmp_path: Path) -> None:
+    async def read(made: Node) -> None:
+        reading = asyncio.create_task(made.hosts["a"].fetch(0, 9, 1 << 20, 30_000))
+        due = await released(made, 300)
+        _, rows = await reading
+        assert due <= made.clock.now_ms() < due + 300
+        assert rows["due"].tolist() == [due]
+        _, rows = await made.hosts["a"].fetch(1, 9, 1 << 20, 30_000)
+        assert made.clock.now_ms() >= due + 300
+        assert rows["due"].tolist() == [due + 300]
+
+    run(tmp_path, read)
+
+
+def test_the_next_master_serves_once_it_is_due(tmp_path: Path) -> None:
+    async def lead(made: Node) -> None:
+        old = made.hosts["a"]
+        due = await released(made)
+        await old.wind_down("it goes")
+        files = old.resources.files
+        again, _ = persist.recover(files, old.directory, hosts.CONFIG)
+        persist.accept_epoch(files, old.directory, again, 2)
+        made.hosts["a"] = ShardHost(again, old.directory, old.resources)
+        await made.hosts["a"].start(2, "n0")
+        assert made.clock.now_ms() >= due
+        assert again.queue.visible == 2
+
+    run(tmp_path, lead)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_slave_shows_it_once_it_is_due_by_the_masters_clock(tmp_path: Path, restarted: bool) -> None:
+    async def follow(made: Node) -> None:
+        host, copy = made.hosts["a"], made.path("copy")
+        files = host.resources.files
+        mine = persist.create(
+            files, copy, host.shard.identity.uid, "t", 0, hosts.CONFIG, host.shard.index.watermark.due
+        )
+        slave = SlaveHost(mine, copy, host.resources)
+        persist.accept_epoch(files, copy, slave.shard, 1)
+        slave.start()
+        due = await released(made)
+        slave.receive(memoryview(host.shard.log.read_raw(0, 1 << 20)))
+        await wait_until(lambda: slave.durable == host.shard.log_end, 0.001)
+        slave.commit_to(host.shard.committed_offset)
+        await wait_until(lambda: slave.shard.queue.committed == 2, 0.001)
+        if restarted:
+            await slave.stop()
+            again, _ = persist.recover(files, copy, hosts.CONFIG, replay=False)
+            assert again.queue.visible == 2, "its checkpoint does not say what is not due yet"
+            slave = SlaveHost(again, copy, host.resources)
+            slave.start()
+        assert made.clock.now_ms() < due
+        _, rows = await slave.fetch(0, 9, 1 << 20, 30_000)
+        assert made.clock.now_ms() >= due
+        assert len(rows) == 2
+        await slave.end("done")
+
+    run(tmp_path, follow)
+
+
+def test_a_clock_that_is_set_back_does_not_keep_it_from_being_seen(tmp_path: Path) -> None:
+    async def set_back(made: Node) -> None:
+        host = made.hosts["a"]
+        receiving = asyncio.create_task(host.receive("g", (), 9, 1 << 20, 30_000, 60_000, False))
+        await released(made)
+        made.off_ms -= 3_600_000
+        assert len((await asyncio.wait_for(receiving, 10)).rows) == 2
+
+    run(tmp_path, set_back)
