@@ -462,13 +462,8 @@ class Shard:
 
     @property
     def max_ahead_ms(self) -> int:
-        """How far after its time a tick may release."""
+        """How far after its time a tick may release: once so long has passed, all that is released is due."""
         return MAX_AHEAD_MS if self.format >= SINCE_FORMAT[FrameKind.TICK_AHEAD] else 0
-
-    @property
-    def ahead_ms(self) -> int:
-        """How far after the time of the last frame something may be due that is released."""
-        return max(0, min(self.index.watermark.due - self.wall_ms, MAX_AHEAD_MS)) if self.wall_ms else 0
 
     def tick(self, now_ms: int, max_released: int | None = None, ahead_ms: int = 0) -> int:
         """Append a TICK if something is due at `now_ms`; returns the number of messages it releases, -1: no frame.

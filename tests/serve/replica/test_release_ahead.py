@@ -15,6 +15,7 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replication.transport.until import wait_until
 from delaynode.store import formats, shard
+from delaynode.store.errors import Refused
 from delaynode.store.log.frames import FrameKind
 from delaynode.store.maintenance import persist
 
@@ -80,43 +81,123 @@ def test_a_reader_sees_each_at_its_due(tmp_path: Path) -> None:
     run(tmp_path, read)
 
 
-def test_the_next_master_serves_once_it_is_due(tmp_path: Path) -> None:
+async def next_master(made: Node) -> ShardHost:
+    """Of host "a", whose process has ended; not started yet."""
+    old = made.hosts["a"]
+    await old.wind_down("it goes")
+    files = old.resources.files
+    again, _ = persist.recover(files, old.directory, hosts.CONFIG)
+    persist.accept_epoch(files, old.directory, again, 2)
+    made.hosts["a"] = ShardHost(again, old.directory, old.resources)
+    return made.hosts["a"]
+
+
+def test_a_term_that_ends_while_it_waits_for_dues_writes_nothing(tmp_path: Path) -> None:
+    async def end(made: Node) -> None:
+        await released(made)
+        host = await next_master(made)
+        log_end = host.shard.log_end
+        starting = asyncio.create_task(host.start(2, "n0"))
+        await asyncio.sleep(0.01)
+        host.stop_serving("another leads")
+        with pytest.raises(Refused, match="another leads"):
+            await starting
+        assert host.shard.log_end == log_end
+        assert not host.serving
+
+    run(tmp_path, end)
+
+
+async def slave_of(made: Node) -> SlaveHost:
+    """A slave of host "a", without frames."""
+    host, copy = made.hosts["a"], made.path("copy")
+    files, uid = host.resources.files, host.shard.identity.uid
+    mine = persist.create(files, copy, uid, "t", 0, hosts.CONFIG, host.shard.index.watermark.due)
+    slave = SlaveHost(mine, copy, host.resources)
+    persist.accept_epoch(files, copy, slave.shard, 1)
+    slave.start()
+    return slave
+
+
+async def send_frames(made: Node, slave: SlaveHost) -> None:
+    """The slave has all frames of host "a", and has applied them."""
+    host = made.hosts["a"]
+    slave.receive(memoryview(host.shard.log.read_raw(slave.shard.log_end, 1 << 20)))
+    await wait_until(lambda: slave.durable == host.shard.log_end, 0.001)
+    slave.commit_to(host.shard.committed_offset)
+    await wait_until(lambda: slave.shard.applied == host.shard.committed_offset, 0.001)
+
+
+@pytest.mark.parametrize("slave_before", [False, True])
+def test_the_next_master_serves_once_it_is_due(tmp_path: Path, slave_before: bool) -> None:
     async def lead(made: Node) -> None:
-        old = made.hosts["a"]
+        slave = await slave_of(made)
         due = await released(made)
-        await old.wind_down("it goes")
-        files = old.resources.files
-        again, _ = persist.recover(files, old.directory, hosts.CONFIG)
-        persist.accept_epoch(files, old.directory, again, 2)
-        made.hosts["a"] = ShardHost(again, old.directory, old.resources)
-        await made.hosts["a"].start(2, "n0")
-        assert made.clock.now_ms() >= due
-        assert again.queue.visible == 2
+        if slave_before:
+            await send_frames(made, slave)
+            await slave.end("it is chosen")
+            persist.accept_epoch(slave.resources.files, slave.directory, slave.shard, 2)
+            host = ShardHost(slave.shard, slave.directory, slave.resources)
+        else:
+            await slave.end("done")
+            host = await next_master(made)
+        made.off_ms -= 900  # its clock is behind
+        starting = asyncio.create_task(host.start(2, "n0"))
+        await wait_until(lambda: host.serving, 0.001)
+        assert made.clock.now_ms() + 900 >= due
+        assert host.shard.queue.visible == 2, "whoever asks at once finds what was seen elsewhere"
+        await starting
+        if slave_before:
+            await host.stop()
 
     run(tmp_path, lead)
+
+
+def test_a_slave_shows_it_though_its_masters_clock_was_set_back(tmp_path: Path) -> None:
+    async def follow(made: Node) -> None:
+        slave = await slave_of(made)
+        await released(made)
+        await send_frames(made, slave)
+        made.off_ms -= 3_600_000
+        await made.send("a", [0])
+        await send_frames(made, slave)
+        assert slave.shard.queue.visible == 0
+        async with asyncio.timeout(10):
+            await wait_until(lambda: slave.shard.queue.visible == 3, 0.01)
+        await slave.end("done")
+
+    run(tmp_path, follow)
+
+
+def test_a_slave_shows_with_a_new_term_what_was_released_before_it(tmp_path: Path) -> None:
+    """By a master whose clock was further than the next one's."""
+
+    async def follow(made: Node) -> None:
+        slave = await slave_of(made)
+        await released(made)
+        made.off_ms -= 900
+        host = await next_master(made)
+        persist.accept_epoch(host.resources.files, slave.directory, slave.shard, 2)
+        await host.start(2, "n0")
+        await send_frames(made, slave)
+        assert slave.shard.queue.visible == 2
+        await slave.end("done")
+
+    run(tmp_path, follow)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_slave_shows_it_once_it_is_due_by_the_masters_clock(tmp_path: Path, restarted: bool) -> None:
     async def follow(made: Node) -> None:
-        host, copy = made.hosts["a"], made.path("copy")
-        files = host.resources.files
-        mine = persist.create(
-            files, copy, host.shard.identity.uid, "t", 0, hosts.CONFIG, host.shard.index.watermark.due
-        )
-        slave = SlaveHost(mine, copy, host.resources)
-        persist.accept_epoch(files, copy, slave.shard, 1)
-        slave.start()
+        slave = await slave_of(made)
         due = await released(made)
-        slave.receive(memoryview(host.shard.log.read_raw(0, 1 << 20)))
-        await wait_until(lambda: slave.durable == host.shard.log_end, 0.001)
-        slave.commit_to(host.shard.committed_offset)
-        await wait_until(lambda: slave.shard.queue.committed == 2, 0.001)
+        await send_frames(made, slave)
+        files, copy, resources = slave.resources.files, slave.directory, slave.resources
         if restarted:
             await slave.stop()
             again, _ = persist.recover(files, copy, hosts.CONFIG, replay=False)
             assert again.queue.visible == 2, "its checkpoint does not say what is not due yet"
-            slave = SlaveHost(again, copy, host.resources)
+            slave = SlaveHost(again, copy, resources)
             slave.start()
         assert made.clock.now_ms() < due
         _, rows = await slave.fetch(0, 9, 1 << 20, 30_000)
@@ -133,6 +214,7 @@ def test_a_clock_that_is_set_back_does_not_keep_it_from_being_seen(tmp_path: Pat
         receiving = asyncio.create_task(host.receive("g", (), 9, 1 << 20, 30_000, 60_000, False))
         await released(made)
         made.off_ms -= 3_600_000
+        assert host._tick(made.clock.now_ms()) == -1  # as when an invisible time ends
         assert len((await asyncio.wait_for(receiving, 10)).rows) == 2
 
     run(tmp_path, set_back)

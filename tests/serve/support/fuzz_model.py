@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 from delayapi.proto.delay.v1 import delay_pb2 as pb
+from delaynode.store.shard import MAX_AHEAD_MS
 from google.protobuf.message import DecodeError
 
 from tests.serve.support.client import METHODS, ints
@@ -95,6 +97,7 @@ class Model:
         """Each live message is pending or released, once, and nothing else is. No call may be under way."""
         for queue, live in enumerate(self.live):
             pending = await _pending(inside, queue)
+            await asyncio.sleep(MAX_AHEAD_MS / 1000)  # what was released ahead is seen
             released = await self._released(inside, queue)
             assert len(set(pending)) == len(pending)
             assert len(set(released)) == len(released)

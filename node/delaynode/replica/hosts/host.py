@@ -183,7 +183,10 @@ class CopyHost(ABC):
 
     def _show(self) -> None:
         self._show_timer = None
-        self.on_visible_rows(self.shard.show(self.master_ms()))
+        try:
+            self.on_visible_rows(self.shard.show(self.master_ms()))
+        except Exception as error:  # nobody would look again, and the queue would stand still
+            self.fail(f"{type(error).__name__}: {error}", error)
 
     def _end(self, why: str) -> None:
         if self._show_timer is not None:
@@ -297,6 +300,8 @@ class CopyHost(ABC):
         """Rows of dtype QUEUED from queue offset `offset`, which must not lie beyond the end."""
         self.check_serving()
         queue = self.shard.queue
+        if queue.visible < offset <= queue.committed:  # by a slave's reckoning it is due
+            raise Refused("NOT_SERVING", f"shard {self.name}: queue offset {offset} is not due here yet; retry")
         if not 0 <= offset <= queue.visible:
             raise Refused("BAD_REQUEST", f"offset {offset} is outside the queue, [0, {queue.visible}]")
         if offset < queue.start:

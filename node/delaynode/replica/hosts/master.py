@@ -103,13 +103,14 @@ class ShardHost(CopyHost):
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
         """Begin the term whose epoch was persisted; serves when this returns."""
-        if self.shard.ahead_ms:
-            await asyncio.sleep(self.shard.ahead_ms / 1000)  # all that is released is due then, by its master's clock
+        await asyncio.sleep(self.shard.max_ahead_ms / 1000)
+        if self._ended is not None or self.failure is not None:
+            raise self._refusal(self._ended or "")
+        self.on_visible_rows(self.shard.show(NEVER))  # due by the clock of the master that released it
         self.shard.begin_term(epoch, node, self.resources.clock.now_ms())
         self.serving = True
         self.resources.syncer.mark(self)
         await self.wait_log_committed(self.shard.log_end)
-        self.on_visible_rows(self.shard.show(NEVER))
         await self.maintenance.load()
         self._tasks = [
             asyncio.create_task(self._guard(loop())) for loop in (self._tick_loop, *self.maintenance.loops())
@@ -365,18 +366,18 @@ class ShardHost(CopyHost):
 
     def _tick(self, now_ms: int) -> int:
         """Shard.tick() at the topic's pace."""
-        ahead_ms = min(AHEAD_MS, self.shard.max_ahead_ms)
-        if ahead_ms:
-            self._note_frame_time(now_ms)
-        if self._rate_limit is None:
-            return self.shard.tick(now_ms, ahead_ms=ahead_ms)
-        self._count_arrived(self._rate_limit, now_ms)
-        max_count = self._rate_limit.available(now_ms)
-        if max_count < 1:
-            return -1
+        ahead_ms, max_count = min(AHEAD_MS, self.shard.max_ahead_ms), None
+        if self._rate_limit is not None:
+            self._count_arrived(self._rate_limit, now_ms)
+            max_count = self._rate_limit.available(now_ms)
+            if max_count < 1:
+                return -1
         released = self.shard.tick(now_ms, max_count, ahead_ms)
-        self._rate_limit.spend(max(0, released))
-        self._paced_end = self.shard.queue.end
+        if released >= 0:
+            self._note_frame_time(now_ms)
+        if self._rate_limit is not None:
+            self._rate_limit.spend(max(0, released))
+            self._paced_end = self.shard.queue.end
         return released
 
     def _count_arrived(self, pace: RateLimit, now_ms: int) -> None:

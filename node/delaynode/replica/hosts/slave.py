@@ -10,11 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from delaynode.clock import MAX_CLOCK_SKEW_MS
 from delaynode.replica.hosts.host import DRAIN_SECONDS, CopyHost, NodeResources
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log.commit_log import WriteBatch
-from delaynode.store.log.frames import Frame, count_runs, parse_tick
+from delaynode.store.log.frames import Frame, FrameKind, count_runs, parse_tick
+from delaynode.store.queue.consume_queue import NEVER
 from delaynode.store.shard import Shard
 from delaynode.store.types import Pair, Records
 
@@ -51,8 +53,8 @@ class SlaveHost(CopyHost):
 
     def start(self) -> None:
         self._caught_up_s = self._heard_s()
-        self._note_frame_time(self.shard.wall_ms)
-        self._readable_s = self._frame_s + self.shard.ahead_ms / 1000
+        super()._note_frame_time(self.shard.wall_ms)
+        self._readable_s = self._frame_s + self.shard.max_ahead_ms / 1000
         self.on_visible_rows([])
         self._tasks = [
             asyncio.create_task(self._guard(loop())) for loop in (self._apply_loop, *self.maintenance.loops())
@@ -174,6 +176,11 @@ class SlaveHost(CopyHost):
         return await super().fetch(offset, max_count, max_bytes, wait_ms)
 
     # ------------------------------------------------------------ applying
+    def _note_frame_time(self, wall_ms: int) -> None:
+        """Where the master's clock was set back far, what waits goes on by the time of the frames before."""
+        if wall_ms >= self.master_ms() - MAX_CLOCK_SKEW_MS or self.shard.queue.next_visible_ms() == NEVER:
+            super()._note_frame_time(wall_ms)
+
     async def _apply_loop(self) -> None:
         shard, time_s = self.shard, asyncio.get_running_loop().time
         mark, mark_s = self.known_committed, self._heard_s()
@@ -214,7 +221,9 @@ class SlaveHost(CopyHost):
                 size = frame.end - frame.offset
                 self._count_kept(-size)
                 taken += size + FRAME_COST + RUN_COST * count_runs(frame)
-                self.on_visible_rows(shard.commit(frame.offset, self.master_ms()))
+                # A term begins once all that was released before it is due.
+                is_term = frame.kind is FrameKind.EPOCH
+                self.on_visible_rows(shard.commit(frame.offset, NEVER if is_term else self.master_ms()))
                 shard.apply(frame)
                 self._note_frame_time(frame.wall_ms)
             self.on_visible_rows(shard.commit(shard.applied, self.master_ms()))
