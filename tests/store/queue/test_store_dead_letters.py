@@ -16,9 +16,9 @@ from delaynode.store.log.commit_log import CommitLog
 from delaynode.store.log.frames import SINCE_FORMAT, Frame, FrameKind, GroupProgress
 from delaynode.store.maintenance import persist
 from delaynode.store.queue import consumers, dead_letters, groups
-from delaynode.store.queue.consume_queue import QUEUED
+from delaynode.store.queue.consume_queue import NEVER, QUEUED
 from delaynode.store.queue.consumers import LONGEST_BACKOFF_MS
-from delaynode.store.queue.dead_letters import NEVER, DeadLetters, room_of
+from delaynode.store.queue.dead_letters import DeadLetters, room_of
 from delaynode.store.queue.groups import MAX_ATTEMPT
 from delaynode.store.shard import Shard
 from delaynode.store.types import I64, U32, Records

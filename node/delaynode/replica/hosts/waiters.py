@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from delaynode.store.columns import distinct
-from delaynode.store.queue.consume_queue import ConsumeQueue
+from delaynode.store.queue.consume_queue import NEVER, ConsumeQueue
 from delaynode.store.queue.consumers import Consumers
-from delaynode.store.queue.dead_letters import NEVER
 from delaynode.store.queue.groups import Group
 from delaynode.store.types import Records
 

@@ -40,7 +40,7 @@ def own_checks(rows: Records, offset: int, uid: int) -> Array:
     return unit_checks(rows, range(offset, offset + len(rows)), OWN_WORD, 32, uid)
 
 
-NEVER = 1 << 62
+NEVER = 2**63 - 1  # ms: nothing becomes visible
 
 
 class ReleasedRows(NamedTuple):

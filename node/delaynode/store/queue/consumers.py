@@ -17,8 +17,8 @@ from delaynode.store.columns import highest, is_few
 from delaynode.store.errors import Impossible, Refused
 from delaynode.store.log.frames import FLAG_DEAD_LETTERS, FrameKind, GroupChange, GroupProgress
 from delaynode.store.log.offsets import as_attempt_ranges, as_ranges, expand, rows_at
-from delaynode.store.queue.consume_queue import ConsumeQueue
-from delaynode.store.queue.dead_letters import NEVER, room_of
+from delaynode.store.queue.consume_queue import NEVER, ConsumeQueue
+from delaynode.store.queue.dead_letters import room_of
 from delaynode.store.queue.groups import DeliveryAttempts, Group
 from delaynode.store.types import I64, U32, Array, Bools, Buffer, Records
 

@@ -23,11 +23,10 @@ import numpy.typing as npt
 from delayapi.reasons import cut_reasons, join_reasons
 
 from delaynode.store.errors import Damaged
-from delaynode.store.queue.consume_queue import QUEUED
+from delaynode.store.queue.consume_queue import NEVER, QUEUED
 from delaynode.store.types import I64, U8, U32, Array, Bools, Records
 
 FREE, OUT, DEAD, REMOVED = 0, 1, 2, 3
-NEVER = 2**63 - 1
 SWEEP_ROWS = 1024  # fewer GONE rows than this are left where they are
 SCAN_ROWS = 4096  # dead letters looked at per step while some are handed out
 REASON_ROOM = 64  # bytes that a reason takes beside its text

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from delaynode.store.log.offsets import expand, rows_at
-from delaynode.store.queue.consume_queue import ConsumeQueue
-from delaynode.store.queue.dead_letters import NEVER, DeadLetters
+from delaynode.store.queue.consume_queue import NEVER, ConsumeQueue
+from delaynode.store.queue.dead_letters import DeadLetters
 from delaynode.store.types import I64, U32, Array, Bools
 
 FREE, OUT, DONE = 0, 1, 2
