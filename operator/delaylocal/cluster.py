@@ -249,8 +249,11 @@ class LocalCluster:
             *self._ports.internal,
             *self._ports.http_tokens,
         )
-        deaf = [port for port in listening if not ports.accepts(port)]
-        return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
+        if deaf := [port for port in listening if not ports.accepts(port)]:
+            return [f"nobody listens on {ports.HOST}:{port} yet" for port in deaf]
+        # A master's status is in the registry a moment before it serves.
+        reasons = zip(self.desired.node_ids, map(ports.unready_reason, self._ports.http), strict=True)
+        return [f"{node} is not ready: {reason}" for node, reason in reasons if reason is not None]
 
     def _nodes_on_disk(self) -> int:
         """So many it takes for all that have shards in the directory."""

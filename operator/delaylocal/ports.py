@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 
 HOST = "127.0.0.1"
 HTTP_OFFSET = 100
@@ -73,6 +75,20 @@ def accepts(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HOST, port)) == 0
+
+
+def unready_reason(port: int) -> str | None:
+    """What the /readyz that is served there says; None when it is well."""
+    connection = HTTPConnection(HOST, port, timeout=1.0)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    except (OSError, HTTPException) as error:
+        return f"it does not answer: {error}"
+    finally:
+        connection.close()
+    return None if answer.status == HTTPStatus.OK else ", ".join(text.split())
 
 
 def _unused(port: int) -> bool:

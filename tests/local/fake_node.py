@@ -1,7 +1,8 @@
 """A node without messages: leases, terms, in-sync sets and ports as the real one has them, so that `local` is tested
 by itself. A shard's "log" is a number in a file.
 
-FAKE_NODE in the environment chooses a fault: `exit` at once, `deaf` to signals, `mute` = never serves.
+FAKE_NODE in the environment chooses a fault: `exit` at once, `deaf` to signals, `mute` = never serves, `unready` by its
+/readyz.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +39,27 @@ def listen(address: str) -> socket.socket:
     return socket.create_server((host, int(port)), backlog=16)
 
 
+class Http(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        ready = os.environ.get("FAKE_NODE") != "unready"
+        self.send_response(200 if ready else 503)
+        self.end_headers()
+        self.wfile.write(b"ok\n" if ready else b"shards-not-served\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 class FakeNode:
     def __init__(self, options: argparse.Namespace) -> None:
         self.node = options.node_id
         self.data = Path(options.data)
         self.data.mkdir(parents=True, exist_ok=True)
         self.registry = open_registry(options.registry)
-        self.servers = [listen(options.http), listen(options.peer)]
+        self.peer = listen(options.peer)
+        host, port = options.http.rsplit(":", 1)
+        self.http = ThreadingHTTPServer((host, int(port)), Http)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
         self.lease = NodeLease(
             self.node, secrets.token_hex(8), options.listen, options.http, peer=options.peer, zone=options.zone
         )

@@ -227,6 +227,16 @@ def test_a_node_that_never_serves_is_named_when_the_wait_ends(make: Make, monkey
             cluster.wait_ready(timeout_s=3)
 
 
+def test_a_node_that_is_not_ready_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry has a term before it serves: who came at once would be turned away."""
+    monkeypatch.setenv("FAKE_NODE", "unready")
+    why = "n0 is not ready: shards-not-served"
+    with make(nodes=1) as cluster:
+        eventually(lambda: cluster.unready() == [why])
+        with pytest.raises(LocalClusterError, match=why):
+            cluster.wait_ready(timeout_s=1)
+
+
 def test_a_node_that_does_not_stop_is_killed_and_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NODE", "deaf")
     cluster = make(nodes=1)

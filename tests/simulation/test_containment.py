@@ -132,6 +132,7 @@ def test_a_wrong_object_harms_no_copy_and_is_put_right(what: str) -> None:
         stored = run.stored()
         with forging(run):
             WRONG[what](run)
+            run.world.run(1.0)  # it is noticed
             run.until(run.healthy, SECONDS, "it is put right")
             run.world.run(1.0)
         assert run.stored() > stored, "the shard serves on"

@@ -27,7 +27,7 @@ from delaynode.replication.term.leader import Leader
 from delaynode.replication.term.state import Term
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.maintenance.marker import is_permanent
-from delaynode.store.shard import Shard
+from delaynode.store.shard import MAX_AHEAD_MS, Shard
 
 RETRY_SECONDS = 1.0
 
@@ -171,6 +171,8 @@ class Leadership:
         former = status.in_sync if status is not None else ()
         cluster = context.cluster()
         try:
+            # Until all that the log released is due (ShardHost.start). First, as clients come once the status is there.
+            await asyncio.sleep(MAX_AHEAD_MS / 1000)
             previous_master_stopped = status is not None and _previous_master_stopped(status, spec)
             others = len(set(former) - {storage.replica_id})
             missing = partial(self._count_missing, spec, others, ended=int(previous_master_stopped and spec.vacant))

@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from delaynode.replica.context import ReplicaContext
 from delaynode.replica.leadership import Leadership
 from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.role import ReplicaRole
+from delaynode.store.shard import MAX_AHEAD_MS
 from delayregistry.model import ClusterSpec, ShardObject, ShardSpec, ShardStatus, Version
 from delayregistry.port import RegistryUnavailable
 
@@ -110,6 +112,28 @@ def test_what_keeps_a_chosen_copy_from_looking_at_the_object_is_told_while_it_la
     chosen.registry = replace(OUTSIDE, spec=replace(SPEC, master="n1"))
     asyncio.run(chosen.leadership.begin_term())
     assert chosen.leadership.not_serving() == (3, "what ended an earlier term")
+
+
+def test_all_that_a_log_released_is_due_before_the_registry_hears_of_the_next_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clients come once they can see there that it serves, and a wait after that would turn them away."""
+    leadership = Chosen(CLEAN).leadership
+    waits_ms: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits_ms.append(seconds * 1000)
+
+    async def begin(*_: object, **__: object) -> bool:
+        assert waits_ms == [MAX_AHEAD_MS]
+        return False
+
+    leader = SimpleNamespace(begin=begin, ended="it is not this test's", stop=lambda: None)
+    monkeypatch.setattr(asyncio, "sleep", note)
+    monkeypatch.setattr(leadership, "_make_leader", lambda *_: leader)
+    monkeypatch.setattr(leadership, "end_term", note_end := AsyncMock())
+    asyncio.run(leadership._lead(cast(Any, object()), SPEC, None))
+    note_end.assert_awaited_once()
 
 
 def test_a_candidate_tells_what_keeps_it_from_writing_its_status() -> None:

@@ -15,7 +15,6 @@ from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.slave import SlaveHost
 from delaynode.replication.transport.until import wait_until
 from delaynode.store import formats, shard
-from delaynode.store.errors import Refused
 from delaynode.store.log.frames import FrameKind
 from delaynode.store.maintenance import persist
 
@@ -92,22 +91,6 @@ async def next_master(made: Node) -> ShardHost:
     return made.hosts["a"]
 
 
-def test_a_term_that_ends_while_it_waits_for_dues_writes_nothing(tmp_path: Path) -> None:
-    async def end(made: Node) -> None:
-        await released(made)
-        host = await next_master(made)
-        log_end = host.shard.log_end
-        starting = asyncio.create_task(host.start(2, "n0"))
-        await asyncio.sleep(0.01)
-        host.stop_serving("another leads")
-        with pytest.raises(Refused, match="another leads"):
-            await starting
-        assert host.shard.log_end == log_end
-        assert not host.serving
-
-    run(tmp_path, end)
-
-
 async def slave_of(made: Node) -> SlaveHost:
     """A slave of host "a", without frames."""
     host, copy = made.hosts["a"], made.path("copy")
@@ -129,10 +112,10 @@ async def send_frames(made: Node, slave: SlaveHost) -> None:
 
 
 @pytest.mark.parametrize("slave_before", [False, True])
-def test_the_next_master_serves_once_it_is_due(tmp_path: Path, slave_before: bool) -> None:
+def test_the_next_master_shows_at_once_what_the_log_released(tmp_path: Path, slave_before: bool) -> None:
     async def lead(made: Node) -> None:
         slave = await slave_of(made)
-        due = await released(made)
+        await released(made)
         if slave_before:
             await send_frames(made, slave)
             await slave.end("it is chosen")
@@ -143,8 +126,8 @@ def test_the_next_master_serves_once_it_is_due(tmp_path: Path, slave_before: boo
             host = await next_master(made)
         made.off_ms -= 900  # its clock is behind
         starting = asyncio.create_task(host.start(2, "n0"))
-        await wait_until(lambda: host.serving, 0.001)
-        assert made.clock.now_ms() + 900 >= due
+        await asyncio.sleep(0)
+        assert host.serving, "the registry has it as serving"
         assert host.shard.queue.visible == 2, "whoever asks at once finds what was seen elsewhere"
         await starting
         if slave_before:

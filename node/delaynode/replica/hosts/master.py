@@ -102,11 +102,12 @@ class ShardHost(CopyHost):
 
     # ------------------------------------------------------------ life
     async def start(self, epoch: int, node: str) -> None:
-        """Begin the term whose epoch was persisted; serves when this returns."""
-        await asyncio.sleep(self.shard.max_ahead_ms / 1000)
-        if self._ended is not None or self.failure is not None:
-            raise self._refusal(self._ended or "")
-        self.on_visible_rows(self.shard.show(NEVER))  # due by the clock of the master that released it
+        """Begin the term whose epoch was persisted; serves when this returns.
+
+        MAX_AHEAD_MS must have passed since the log got its last frame: all that it released is due then, by the clock
+        of the master that released it.
+        """
+        self.on_visible_rows(self.shard.show(NEVER))
         self.shard.begin_term(epoch, node, self.resources.clock.now_ms())
         self.serving = True
         self.resources.syncer.mark(self)

@@ -18,7 +18,8 @@ FAILOVER_SECONDS = 12.0  # the operator's look, a lease, the choice
 def cut_off(run: Run, master: str) -> None:
     """From all but the attacker."""
     run.isolate(master)
-    run.world.machines[master].weather.down = True
+    weather = run.world.machines[master].weather
+    weather.down, weather.fates = True, ("lost",)
 
 
 def another_serves(run: Run, former: str) -> None:
