@@ -161,7 +161,9 @@ class Maker:
                 fields |= expected
             case "TriggerSchedule" | "BackfillSchedule":
                 fields |= {} if choose.random() < 0.7 else {"expected_fired": choose.choice((0, 1, self.u32()))}
-        if method == "BackfillSchedule":
+        if method == "BackfillSchedule" and choose.random() < 0.5:
+            fields |= {"from": Timestamp(seconds=10**9), "to": Timestamp(seconds=1_700_000_000)}
+        elif method == "BackfillSchedule":
             fields |= {
                 name: Timestamp(
                     seconds=choose.choice((0, -5, 10**9, 1_700_000_000, 10**14)), nanos=choose.choice((0, -1))
