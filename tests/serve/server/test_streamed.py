@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import grpc
 from delaynode.server.edge import Stream
 from delaynode.server.grpc_edge import GrpcCallers, streamed
+from delayregistry.model import TopicSpec
 
+from tests.serve.support.client import Msg, now_ms, request
+from tests.serve.support.fuzz_inside import FakeContext, Inside, OneNode
 from tests.serve.support.listening import anybody, plain
 
 LARGE = bytes(1 << 20)
@@ -55,6 +60,54 @@ def test_clients_that_go_while_they_are_written_to_do_no_harm() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Leaving(FakeContext):
+    """Of a client that reads its first answer when it has sent its second request, and leaves at once."""
+
+    def __init__(self, requests: list[bytes]) -> None:
+        super().__init__(requests)
+        self._wrote, self._read_answer = asyncio.Event(), asyncio.Event()
+        self.stream: asyncio.Task[None] | None = None
+
+    async def write(self, message: bytes) -> None:
+        await super().write(message)
+        self._wrote.set()
+        await self._read_answer.wait()
+
+    async def read(self) -> Any:
+        if len(self._requests) == 2:
+            return await super().read()
+        await self._wrote.wait()
+        assert self.stream is not None
+        self._read_answer.set()  # the stream goes on to the answer to this request, whose task has not begun yet,
+        asyncio.get_running_loop().call_soon(self.stream.cancel)  # and then it is cancelled
+        return await super().read()
+
+
+def test_a_client_that_leaves_before_its_request_is_looked_at_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The room that the request takes in the node's budget was taken for ever, and its refusal was nobody's."""
+    faults: list[Any] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        inside = await Inside.start(tmp_path, OneNode((TopicSpec("t", 1),)))
+        try:
+            sent = [request("t", 0, [Msg(at_ms=now_ms() + 60_000)], 4, number) for number in (0, 9)]
+            context = Leaving([one.SerializeToString() for one in sent])
+            context.stream = asyncio.ensure_future(inside.handler("EnqueueStream").stream_stream(None, context))
+            await asyncio.wait([context.stream])
+            assert context.stream.cancelled()
+            assert len(context.written) == 1
+            context.done()
+        finally:
+            await inside.stop()
+        context.stream = None
+        gc.collect()
+        assert not faults
+        assert inside.node.flow.coming_in.used == 0
+
+    asyncio.run(run())
 
 
 def main() -> None:

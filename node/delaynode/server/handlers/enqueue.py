@@ -110,7 +110,7 @@ class EnqueueCalls:
             while (one := await unanswered.get()) is not None:
                 answer, answers = one
                 try:
-                    yield await answer
+                    yield await asyncio.shield(answer)  # a task that is cancelled before it begins gives nothing back
                 finally:
                     answers.sent()
             await reader
