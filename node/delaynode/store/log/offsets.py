@@ -51,5 +51,6 @@ def rows_at(queue: ConsumeQueue, offsets: I64) -> Records:
         rows = queue.read(low, high - low)
         if len(rows) < high - low:
             raise Damaged(f"queue offsets [{low}, {high}) are wanted, {len(rows)} of them are there")
-        parts.append(rows if len(part) == 1 else rows[part - low])
+        whole = len(part) == len(rows) and (len(part) == 1 or bool((np.diff(part) == 1).all()))
+        parts.append(rows if whole else rows[part - low])
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

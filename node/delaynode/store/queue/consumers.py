@@ -156,9 +156,11 @@ class Consumers:
         """
         group = self.group(name)
         until_ms = now_ms + invisible_ms
-        delivered = group.deliver(self.queue, now_ms, until_ms, max_messages)
+        delivered = group.deliver(self.queue, now_ms, until_ms, min(max_messages, group.likely_to_fit(max_bytes)))
         rows = self._rows(group, delivered.offset)
-        fits = _fitting(rows["size"], max_bytes)
+        fits, size = _fitting(rows["size"], max_bytes)
+        if fits:
+            group.last_delivered = fits, size
         if fits < len(rows):
             group.undo_delivery(delivered.offset[fits:], until_ms)
             delivered, rows = DeliveryAttempts(delivered.offset[:fits], delivered.attempt[:fits]), rows[:fits]
@@ -487,11 +489,17 @@ class Consumers:
             self._add(group)
 
 
-def _fitting(size: U32, max_bytes: int) -> int:
-    """How many of these records (n,), from the first on, are `max_bytes` at most, but at least 1."""
+def _fitting(size: U32, max_bytes: int) -> tuple[int, int]:
+    """How many of these records (n,), from the first on, are `max_bytes` at most, but at least 1; their bytes."""
+    if not len(size):
+        return 0, 0
     if is_few(len(size)):
-        return max(1, bisect_right([*accumulate(size.tolist())], max_bytes))
-    return max(1, int(np.searchsorted(np.cumsum(size, dtype=np.int64), max_bytes, "right")))
+        ends = [*accumulate(size.tolist())]
+        fits = max(1, bisect_right(ends, max_bytes))
+        return fits, ends[fits - 1]
+    ends_of_many = np.cumsum(size, dtype=np.int64)
+    fits = max(1, int(np.searchsorted(ends_of_many, max_bytes, "right")))
+    return fits, int(ends_of_many[fits - 1])
 
 
 def _hashes(tags: tuple[str, ...]) -> U32:

@@ -24,6 +24,8 @@ from delaynode.store.types import I64, U32, Array, Bools
 FREE, OUT, DONE = 0, 1, 2
 FILTER_STEP = 4096  # offsets taken into the window at a time under a tag filter that may leave most of them out
 COUNT_ROWS = 1 << 19  # units that counts() reads at most to learn which of them a tag filter takes
+FIRST_CHOSEN = 4096  # messages in a group's first delivery at most
+LEAST_CHOSEN = 64  # and in another, if so many are there and fit
 NO_OFFSETS: I64 = np.empty(0, np.int64)
 NO_ATTEMPTS: U32 = np.empty(0, np.uint32)
 MAX_ATTEMPT = 2**16 - 1  # a message that can't become a dead letter is tried again for ever: its attempts stay here
@@ -98,6 +100,7 @@ class Group:
         self._until = np.zeros(1024, np.int64)  # ms: OUT until then
         self._next_visible = NEVER  # no FREE row of the window is visible before this
         self._next_expiry = NEVER  # no OUT row expires before this
+        self.last_delivered = (0, 0)  # the messages of the last delivery, and their records' bytes
         self.dead_letters = DeadLetters()
         self.commit_dependency = CommitDependency()
         self._counted = first_unacked  # under a filter: [window_end, _counted) was read for counts() ...
@@ -179,6 +182,11 @@ class Group:
         return offsets[(offsets >= self.first_unacked) & (offsets < self.window_end)]
 
     # ------------------------------------------------------------ handing out (memory of the master)
+    def likely_to_fit(self, max_bytes: int) -> int:
+        """How many messages may be `max_bytes`, by the last delivery: more would be read for nothing."""
+        count, size = self.last_delivered
+        return max(LEAST_CHOSEN, max_bytes * count // size) if size else FIRST_CHOSEN
+
     def deliver(self, queue: ConsumeQueue, now_ms: int, until_ms: int, max_messages: int) -> DeliveryAttempts:
         """Up to `max_messages` visible messages, now OUT until `until_ms`; redriven ones first, then retries."""
         again, attempts = NO_OFFSETS, NO_ATTEMPTS
