@@ -295,3 +295,12 @@ def record_sum(record: BufferLike, offset: int) -> int:
 
 def unit_sum(unit: bytes, factors: bytes) -> int:
     """The sum of k words u32[k], each times its factor u64[k], mod 2^64."""
+
+def record_sums(records: BufferLike, begin: BufferLike, offset: BufferLike, size: BufferLike) -> bytearray:
+    """record_sum() u64[n] of many: at bytes `begin` i64[n] of `records`, at log offsets i64[n], of sizes i64[n] bytes.
+
+    Without the interpreter's lock meanwhile. ValueError: one lies outside.
+    """
+
+def unit_sums(units: BufferLike, factors: bytes) -> bytearray:
+    """unit_sum() u64[n] of many, which lie one after the other. Without the interpreter's lock meanwhile."""

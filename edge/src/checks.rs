@@ -15,7 +15,7 @@ pub fn record_sum(record: &[u8], offset: u64) -> u64 {
     }
     let words = rest.chunks_exact(8);
     let tail = words.remainder();
-    words.for_each(|word| add(word_of(word)));
+    words.for_each(|word| add(u64::from_le_bytes(word.try_into().expect("eight bytes"))));
     if !tail.is_empty() {
         add(word_of(tail));
     }
@@ -27,10 +27,26 @@ fn word_of(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
+/// record_sum() of many, which lie in `records` at bytes `begin` and in the log at `offset`. `None`: one lies outside.
+pub fn record_sums(records: &[u8], begin: &[i64], offset: &[i64], size: &[i64]) -> Option<Vec<u64>> {
+    let columns = begin.iter().zip(offset).zip(size);
+    let sum = |((&begin, &offset), &size): ((&i64, &i64), &i64)| {
+        let (begin, size) = (usize::try_from(begin).ok()?, usize::try_from(size).ok()?);
+        Some(record_sum(records.get(begin..begin.checked_add(size)?)?, offset as u64))
+    };
+    columns.map(sum).collect()
+}
+
+/// unit_sum() of many, which lie one after the other.
+pub fn unit_sums(units: &[u8], factors: &[u8]) -> Vec<u64> {
+    units.chunks_exact((factors.len() / 2).max(4)).map(|unit| unit_sum(unit, factors)).collect()
+}
+
 /// Of a unit's 32-bit words, each times its factor of 64 bits, mod 2^64.
 pub fn unit_sum(unit: &[u8], factors: &[u8]) -> u64 {
-    let pairs = unit.chunks_exact(4).zip(factors.chunks_exact(8));
-    pairs.fold(0, |sum, (word, factor)| sum.wrapping_add(word_of(word).wrapping_mul(word_of(factor))))
+    let words = unit.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+    let factors = factors.chunks_exact(8).map(|factor| u64::from_le_bytes(factor.try_into().expect("eight bytes")));
+    words.zip(factors).fold(0, |sum, (word, factor)| sum.wrapping_add(u64::from(word).wrapping_mul(factor)))
 }
 
 #[cfg(test)]
@@ -52,6 +68,29 @@ mod tests {
                 assert_eq!(record_sum(&record[..length], offset), expected, "{length} bytes at {offset}");
             }
         }
+    }
+
+    #[test]
+    fn many_records_are_summed_each_where_it_lies() {
+        let records: Vec<u8> = (1..=60).collect();
+        let (begin, offset, size) = ([3, 20, 0], [1003, 8, 16], [17, 40, 0]);
+        let one = |i: usize| record_sum(&records[begin[i] as usize..][..size[i] as usize], offset[i] as u64);
+        let sums = record_sums(&records, &begin, &offset, &size);
+        assert_eq!(sums, Some((0..3).map(one).collect()));
+        for (begin, size) in [(-1, 1), (0, -1), (0, 61), (61, 0), (i64::MAX, i64::MAX)] {
+            assert_eq!(record_sums(&records, &[begin], &[0], &[size]), None, "{size} bytes at {begin}");
+        }
+    }
+
+    #[test]
+    fn many_units_are_summed_each_by_itself() {
+        let factors: Vec<u8> = [7u64, u64::MAX].iter().flat_map(|factor| factor.to_le_bytes()).collect();
+        let units: Vec<u8> = (1..=24).collect();
+        assert_eq!(
+            unit_sums(&units, &factors),
+            units.chunks(8).map(|unit| unit_sum(unit, &factors)).collect::<Vec<_>>()
+        );
+        assert_eq!(unit_sums(&units, &[]), vec![0; 6]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use pyo3::{ffi, intern};
 
 use crate::caller::{Caller, NEVER};
@@ -491,21 +491,43 @@ impl PyWrites {
     }
 }
 
-/// The bytes of a contiguous buffer. SAFETY: nobody changes them while they are in use: its owner's word.
-fn bytes_of(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
+/// What a contiguous buffer holds. SAFETY: nobody changes it while it is in use: its owner's word.
+fn items_of<T: Element>(buffer: &PyBuffer<T>) -> PyResult<&[T]> {
     if !buffer.is_c_contiguous() {
         return Err(PyBufferError::new_err("the bytes don't lie one after the other"));
     }
-    if buffer.len_bytes() == 0 {
+    if buffer.item_count() == 0 {
         return Ok(&[]); // its pointer may be anything
     }
-    // SAFETY: so many bytes are there as long as the buffer is held, and the interpreter's lock is.
-    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.len_bytes()) })
+    // SAFETY: so many are there, aligned, as long as the buffer is held.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) })
 }
 
 #[pyfunction]
 fn record_sum(record: PyBuffer<u8>, offset: u64) -> PyResult<u64> {
-    Ok(checks::record_sum(bytes_of(&record)?, offset))
+    Ok(checks::record_sum(items_of(&record)?, offset))
+}
+
+#[pyfunction]
+fn record_sums<'py>(
+    py: Python<'py>, records: PyBuffer<u8>, begin: PyBuffer<i64>, offset: PyBuffer<i64>, size: PyBuffer<i64>,
+) -> PyResult<Bound<'py, PyByteArray>> {
+    let (bytes, begin, offset, size) = (items_of(&records)?, items_of(&begin)?, items_of(&offset)?, items_of(&size)?);
+    let sums = py.detach(|| checks::record_sums(bytes, begin, offset, size));
+    let sums = sums.ok_or_else(|| PyValueError::new_err("a record lies outside of the bytes"))?;
+    Ok(PyByteArray::new(py, as_bytes(&sums)))
+}
+
+#[pyfunction]
+fn unit_sums<'py>(py: Python<'py>, units: PyBuffer<u8>, factors: &[u8]) -> PyResult<Bound<'py, PyByteArray>> {
+    let units = items_of(&units)?;
+    let sums = py.detach(|| checks::unit_sums(units, factors));
+    Ok(PyByteArray::new(py, as_bytes(&sums)))
+}
+
+fn as_bytes(numbers: &[u64]) -> &[u8] {
+    // SAFETY: numbers are bytes.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
 #[pyfunction]
@@ -522,5 +544,7 @@ fn delayedge(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyWrites>()?;
     module.add_function(wrap_pyfunction!(record_sum, module)?)?;
     module.add_function(wrap_pyfunction!(unit_sum, module)?)?;
+    module.add_function(wrap_pyfunction!(record_sums, module)?)?;
+    module.add_function(wrap_pyfunction!(unit_sums, module)?)?;
     Ok(())
 }

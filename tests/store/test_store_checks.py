@@ -41,6 +41,18 @@ starts = st.integers(0, 2**50)
 bodies = st.randoms(use_true_random=False)
 
 
+@pytest.fixture(
+    scope="module",
+    autouse=True,
+    params=sorted({False, checks.IS_COMPILED}),
+    ids=["numpy", "compiled"][: 1 + checks.IS_COMPILED],
+)
+def is_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whose sums the checks are made of: NumPy's, and where there is compiled code its."""
+    with patch.object(checks, "IS_COMPILED", request.param):
+        yield
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8

@@ -21,20 +21,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from delaynode.store.columns import is_few
-from delaynode.store.types import I64, U32, Array, Buffer, Records
+from delaynode.store.columns import is_few, offsets_from
+from delaynode.store.types import I64, U32, Array, Buffer, Records, raw
 
 try:  # a distribution of its own, which need not be there
-    from delayedge import record_sum, unit_sum
+    from delayedge import record_sum, record_sums, unit_sum, unit_sums
 except ImportError:  # or is of an earlier release
     IS_COMPILED = False
 else:
     IS_COMPILED = True
-"""Whether the sums of a few records and units are compiled code's."""
+"""Whether the sums are compiled code's: without the interpreter's lock where there are many."""
 
 U64 = npt.NDArray[np.uint64]
 
@@ -85,6 +86,9 @@ def record_checks(records: Buffer, start: int, size: U32 | I64, seq: I64) -> U32
         begins = [start + end - len(part) for end, part in zip(ends, parts, strict=True)]
         return _scalar_checks(parts, begins, seq.tolist())
     size = size.astype(np.int64)
+    if IS_COMPILED:
+        at = offsets_from(size, 0)
+        return _mixed(_compiled_sums(records, at, at + start, size), size, seq)
     if len(records) <= CHUNK_BYTES:
         return _chunk_checks(records, start, size, seq)
     stop = np.cumsum(size)
@@ -97,6 +101,17 @@ def record_checks(records: Buffer, start: int, size: U32 | I64, seq: I64) -> U32
         checks[low:high] = _chunk_checks(part, start + begin, size[low:high], seq[low:high])
         low = high
     return checks
+
+
+def _compiled_sums(records: Buffer, begin: I64, offset: I64, size: I64) -> U64:
+    """The sums (n,) over the words of records at bytes `begin` (n,) of `records` and at these log offsets."""
+    offset = np.ascontiguousarray(offset)  # it may be a column of rows
+    return np.frombuffer(record_sums(records, _numbers(begin), _numbers(offset), _numbers(size)), np.uint64)
+
+
+def _numbers(column: I64) -> memoryview:
+    # NumPy arrays have the buffer protocol, but before Python 3.12 no type says so.
+    return memoryview(cast(Any, column))
 
 
 def _chunk_checks(records: Buffer, start: int, size: I64, seq: I64) -> U32:
@@ -167,8 +182,10 @@ def checks_in(joined: bytes, low: I64, high: I64, which: I64, offset: I64, size:
 
     which: the extent (n,) in which each record lies whole.
     """
-    words = np.frombuffer(joined, "<u8")
     moved = position_shifts(low, high)
+    if IS_COMPILED:
+        return _mixed(_compiled_sums(joined, offset + moved[which], offset, size), size, seq)
+    words = np.frombuffer(joined, "<u8")
     index = np.arange(len(words), dtype=np.int64)
     index -= np.repeat(moved >> 3, (high >> 3) - (low >> 3) + 1)
     factors = (2 * index + 1).view(np.uint64)
@@ -226,21 +243,28 @@ def unit_checks(units: Records, positions: I64 | range, own: int, bits: int, uid
         places = positions if isinstance(positions, range) else positions.tolist()
         return _scalar_unit_checks(units, places, own, bits, uid)
     words = units.view("<u4").reshape(len(units), width)
-    factors, scratch = _factors(width, own), _scratch.units
     if isinstance(positions, range):
         positions = np.arange(positions.start, positions.stop, dtype=np.int64)
     sums = positions.astype(np.uint64)
     sums += np.uint64(uid)
     sums *= FACTORS[width]
-    for low in range(0, len(units), CHUNK_UNITS):
-        part = words[low : low + CHUNK_UNITS]
-        wide = scratch[: part.size].reshape(part.shape)
-        wide[:] = part
-        sums[low : low + CHUNK_UNITS] += wide @ factors
+    if IS_COMPILED:
+        sums += np.frombuffer(unit_sums(raw(units), _factor_bytes(width, own)), np.uint64)
+    else:
+        _add_unit_sums(sums, words, _factors(width, own))
     if bits < 32:
         sums += (words[:, own] & np.uint32((1 << 32 - bits) - 1)) * FACTORS[own]
     sums >>= np.uint64(64 - bits)
     return sums
+
+
+def _add_unit_sums(sums: U64, words: U32, factors: U64) -> None:
+    """Add to sums (n,) those of units, words (n, k) times factors (k,)."""
+    for low in range(0, len(words), CHUNK_UNITS):
+        part = words[low : low + CHUNK_UNITS]
+        wide = _scratch.units[: part.size].reshape(part.shape)
+        wide[:] = part
+        sums[low : low + CHUNK_UNITS] += wide @ factors
 
 
 def _scalar_unit_checks(units: Records, positions: Sequence[int], own: int, bits: int, uid: int) -> U64:
