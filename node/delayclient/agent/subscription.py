@@ -25,7 +25,7 @@ from delayapi.wirefields import WireError
 
 from delayclient import tracing
 from delayclient.consumer.acks import QueueAcks
-from delayclient.consumer.received import NoAcks, ReceivedBatch
+from delayclient.consumer.received import POLL_BYTES, NoAcks, ReceivedBatch
 from delayclient.errors import DelayError, unforeseen
 from delayclient.routing.exchange import LAST_S, Exchange
 from delayclient.routing.routing import Cluster
@@ -34,7 +34,6 @@ _log: Final = logging.getLogger("delayclient")
 _WAIT_MS: Final = 5_000
 _ANSWER_S: Final = 3.0
 """Over a poll's own wait."""
-_POLL_BYTES: Final = 4 << 20
 _UNLIMITED: Final = 1_000
 """The room of a link that sets none."""
 _CLOSE_S: Final = 10.0
@@ -241,7 +240,7 @@ class Queue:
             queue=self.queue,
             group=self.group,
             max_messages=messages,
-            max_bytes=_POLL_BYTES,
+            max_bytes=POLL_BYTES,
             invisible_ms=self._lease_ms,
             wait_ms=wait_ms,
         )

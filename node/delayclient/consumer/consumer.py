@@ -24,7 +24,7 @@ from delayclient import tracing
 from delayclient.consumer.acks import QueueAcks
 from delayclient.consumer.leases import RenewingAcks
 from delayclient.consumer.prefetch import Prefetch
-from delayclient.consumer.received import Acknowledger, ReceivedBatch, ReceivedMessage
+from delayclient.consumer.received import POLL_BYTES, Acknowledger, ReceivedBatch, ReceivedMessage
 from delayclient.errors import DelayError, Unavailable, unforeseen
 from delayclient.routing.access import Access
 from delayclient.routing.exchange import LAST_S, Exchange
@@ -40,7 +40,6 @@ _START_S: Final = 30.0
 """How long a consumer that begins looks for the cluster."""
 _CLOSE_S: Final = 10.0
 """How long close() tries to deliver acknowledgements."""
-_POLL_BYTES: Final = 4 << 20
 _KEEP_SHARE: Final = 0.9
 """Of the invisible time: what was held for so long is handed on no more."""
 
@@ -79,7 +78,7 @@ class Consumer(ClusterUser):
         self._request = delay_pb2.ReceiveRequest(
             topic=topic,
             group=group,
-            max_bytes=_POLL_BYTES,
+            max_bytes=POLL_BYTES,
             invisible_ms=self._invisible_ms,
             tags=tags,
             from_end=from_end,
