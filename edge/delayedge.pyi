@@ -299,7 +299,8 @@ def unit_sum(unit: bytes, factors: bytes) -> int:
 def record_sums(records: BufferLike, begin: BufferLike, offset: BufferLike, size: BufferLike) -> bytearray:
     """record_sum() u64[n] of many: at bytes `begin` i64[n] of `records`, at log offsets i64[n], of sizes i64[n] bytes.
 
-    Without the interpreter's lock meanwhile. ValueError: one lies outside.
+    Without the interpreter's lock meanwhile, so that nobody may change them. ValueError: one lies outside, or the
+    columns differ in length.
     """
 
 def unit_sums(units: BufferLike, factors: bytes) -> bytearray:

@@ -1,4 +1,4 @@
-//! The sums that the store's checks rest on (node/delaynode/store/log/checks.py), for a record or a unit at a time.
+//! The sums that the store's checks rest on (node/delaynode/store/log/checks.py), of one record or unit and of many.
 
 /// Of the 8-byte words of the log's grid that a record lies in, other bytes 0: (w ^ w >> 32) * (2 i + 1), mod 2^64,
 /// where word i begins at log offset 8 i.
@@ -27,8 +27,12 @@ fn word_of(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// record_sum() of many, which lie in `records` at bytes `begin` and in the log at `offset`. `None`: one lies outside.
+/// record_sum() of many, which lie in `records` at bytes `begin` and in the log at `offset`. `None`: one lies outside, or
+/// the columns differ in length.
 pub fn record_sums(records: &[u8], begin: &[i64], offset: &[i64], size: &[i64]) -> Option<Vec<u64>> {
+    if begin.len() != offset.len() || begin.len() != size.len() {
+        return None;
+    }
     let columns = begin.iter().zip(offset).zip(size);
     let sum = |((&begin, &offset), &size): ((&i64, &i64), &i64)| {
         let (begin, size) = (usize::try_from(begin).ok()?, usize::try_from(size).ok()?);
@@ -80,6 +84,8 @@ mod tests {
         for (begin, size) in [(-1, 1), (0, -1), (0, 61), (61, 0), (i64::MAX, i64::MAX)] {
             assert_eq!(record_sums(&records, &[begin], &[0], &[size]), None, "{size} bytes at {begin}");
         }
+        assert_eq!(record_sums(&records, &begin, &offset[1..], &size), None);
+        assert_eq!(record_sums(&records, &begin, &offset, &size[1..]), None);
     }
 
     #[test]

@@ -514,7 +514,8 @@ fn record_sums<'py>(
 ) -> PyResult<Bound<'py, PyByteArray>> {
     let (bytes, begin, offset, size) = (items_of(&records)?, items_of(&begin)?, items_of(&offset)?, items_of(&size)?);
     let sums = py.detach(|| checks::record_sums(bytes, begin, offset, size));
-    let sums = sums.ok_or_else(|| PyValueError::new_err("a record lies outside of the bytes"))?;
+    let sums = sums
+        .ok_or_else(|| PyValueError::new_err("a record lies outside of the bytes, or the columns differ in length"))?;
     Ok(PyByteArray::new(py, as_bytes(&sums)))
 }
 

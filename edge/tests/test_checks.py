@@ -22,6 +22,13 @@ def test_columns_of_another_kind_are_refused() -> None:
             record_sums(bytes(8), ONE, ONE, wrong)
 
 
+def test_columns_that_differ_in_length_are_refused() -> None:
+    two = np.arange(2)
+    for columns in ((ONE, two, two), (two, ONE, two), (two, two, ONE)):
+        with pytest.raises(ValueError, match="the columns differ in length"):
+            record_sums(bytes(8), *columns)
+
+
 def test_many_are_what_each_is_alone() -> None:
     data, begin, offset, size = bytes(range(64)), np.array([0, 7, 30]), np.array([5, 2**40, 0]), np.array([7, 23, 34])
     alone = [

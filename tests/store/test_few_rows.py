@@ -73,6 +73,23 @@ def test_checks_have_one_value(count: int, start: int, uid: int, seed: int) -> N
     assert answers == answers[:1] * len(answers)
 
 
+@pytest.mark.parametrize("count", [3, 9])
+def test_checks_take_columns_wherever_they_lie(count: int) -> None:
+    """As those of rows do, between others and not on a multiple of their width."""
+    rng = random.Random(count)
+    rows = np.zeros(count, [("pad", "u1"), ("offset", "<i8"), ("size", "<i8"), ("seq", "<i8")])
+    rows["offset"], rows["size"], rows["seq"] = rng.sample(range(2**40), count), 20, range(count)
+    records = [rng.randbytes(20) for _ in range(count)]
+    for is_compiled in {False, checks.IS_COMPILED}:
+        with patch.object(checks, "IS_COMPILED", is_compiled):
+            found = checks.checks_of(records, rows["offset"], rows["size"], rows["seq"]).tolist()
+            alone = [
+                int(checks.record_checks(record, int(row["offset"]), row["size"][None], row["seq"][None])[0])
+                for record, row in zip(records, rows, strict=True)
+            ]
+        assert found == alone
+
+
 @given(
     st.lists(st.tuples(st.integers(-2, 2**41), st.integers(0, 2), st.sampled_from([0, 1, 300, 5 << 20]))),
     st.booleans(),

@@ -308,6 +308,34 @@ def test_a_window_holds_at_most_max_unacked_offsets() -> None:
     assert world.deliver("g", 100) == list(range(20, 30))
 
 
+def test_a_delivery_chooses_little_more_than_its_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is put back: once all that was there, half of a herd's work."""
+    world, undo, put_back = released([0] * 12_000, max_unacked=12_000), Group.undo_delivery, []
+    monkeypatch.setattr(
+        Group, "undo_delivery", lambda self, rows, until: (put_back.append(len(rows)), undo(self, rows, until))
+    )
+    world.join("g")
+    size = world.shard.queue.read(0, 12_000)["size"]
+    assert len(set(size.tolist())) == 1
+    counts = [len(world.deliver("g", 65_536, 2000 * int(size[0]))) for _ in range(7)]
+    assert (counts, sum(put_back)) == ([2000] * 6 + [0], groups.FIRST_CHOSEN - 2000)
+
+
+def test_small_messages_behind_a_large_one_come_within_two_deliveries() -> None:
+    world = released([0], max_unacked=5000)
+    world.join("g")
+    for size, count in ((9000, 1), (3, 3000)):
+        world.enqueue([Item(0, size=size)] * count)
+        world.pump()
+    assert [len(world.deliver("g", most, 9500)) for most in (1, 1, 5000, 5000, 5000)] == [
+        1,
+        1,
+        groups.LEAST_CHOSEN,
+        3000 - groups.LEAST_CHOSEN,
+        0,
+    ]
+
+
 def test_attempts_grow_until_the_message_is_a_dead_letter() -> None:
     world = released([0], max_attempts=3)
     world.join("g")

@@ -105,13 +105,13 @@ def record_checks(records: Buffer, start: int, size: U32 | I64, seq: I64) -> U32
 
 def _compiled_sums(records: Buffer, begin: I64, offset: I64, size: I64) -> U64:
     """The sums (n,) over the words of records at bytes `begin` (n,) of `records` and at these log offsets."""
-    offset = np.ascontiguousarray(offset)  # it may be a column of rows
     return np.frombuffer(record_sums(records, _numbers(begin), _numbers(offset), _numbers(size)), np.uint64)
 
 
 def _numbers(column: I64) -> memoryview:
+    """In a row and aligned: it may be a column of rows, or of a frame."""
     # NumPy arrays have the buffer protocol, but before Python 3.12 no type says so.
-    return memoryview(cast(Any, column))
+    return memoryview(cast(Any, np.array(column)))
 
 
 def _chunk_checks(records: Buffer, start: int, size: I64, seq: I64) -> U32:

@@ -151,8 +151,9 @@ class Consumers:
             self.apply_group(change)
 
     def deliver(self, name: str, now_ms: int, invisible_ms: int, max_messages: int, max_bytes: int) -> ConsumerDelivery:
-        """Hand out what is visible now, at least one message if there is any, at most `max_messages` and
-        `max_bytes`.
+        """Hand out what is visible now, at least one message if there is any, at most `max_messages` and `max_bytes`.
+
+        Fewer than are there and fit where those of the last delivery were larger.
         """
         group = self.group(name)
         until_ms = now_ms + invisible_ms

@@ -25,7 +25,7 @@ FREE, OUT, DONE = 0, 1, 2
 FILTER_STEP = 4096  # offsets taken into the window at a time under a tag filter that may leave most of them out
 COUNT_ROWS = 1 << 19  # units that counts() reads at most to learn which of them a tag filter takes
 FIRST_CHOSEN = 4096  # messages in a group's first delivery at most
-LEAST_CHOSEN = 64  # and in another, if so many are there and fit
+LEAST_CHOSEN = 1024  # and so many in another, if they are there and fit
 NO_OFFSETS: I64 = np.empty(0, np.int64)
 NO_ATTEMPTS: U32 = np.empty(0, np.uint32)
 MAX_ATTEMPT = 2**16 - 1  # a message that can't become a dead letter is tried again for ever: its attempts stay here
@@ -183,7 +183,7 @@ class Group:
 
     # ------------------------------------------------------------ handing out (memory of the master)
     def likely_to_fit(self, max_bytes: int) -> int:
-        """How many messages may be `max_bytes`, by the last delivery: more would be read for nothing."""
+        """How many messages to choose for `max_bytes`, by the size of those of the last delivery."""
         count, size = self.last_delivered
         return max(LEAST_CHOSEN, max_bytes * count // size) if size else FIRST_CHOSEN
 
