@@ -152,11 +152,14 @@ class FakeApiServer:
             found = list(self._requests)
         return [it for it in found if it.at_s >= since_s and method in ("", it.method) and path in it.path]
 
-    def writes(self, since_s: float = 0.0, but: Iterable[str] = ()) -> int:
-        """The number of writes that came. but: parts of paths that do not count, e.g. "/leases/"."""
+    def written(self, since_s: float = 0.0, but: Iterable[str] = ()) -> Sequence[Request]:
+        """The writes that came, refused ones too. but: parts of paths that do not count, e.g. "/leases/"."""
         skipped = tuple(but)
         came = [it for it in self.requests(since_s=since_s) if it.method in WRITES]
-        return sum(not any(part in it.path for part in skipped) for it in came)
+        return [it for it in came if not any(part in it.path for part in skipped)]
+
+    def writes(self, since_s: float = 0.0, but: Iterable[str] = ()) -> int:
+        return len(self.written(since_s, but))
 
     def delivered(self, plural: str) -> int:
         """Objects of this kind that lists and watches have sent so far."""

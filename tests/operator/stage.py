@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from kubernetes import client
 
 from tests.client.support.fakepods import ForwardingApiServer
 from tests.kube import fakekinds
+from tests.kube.fakeapi import Request
 from tests.kube.fakestore import Refused
 from tests.operator.kubelet import TICK_S, Kubelet
 from tests.operator.runbook import filled
@@ -193,9 +194,12 @@ class Stage:
         except Refused:
             return ""
 
+    def written(self, since_s: float) -> Sequence[Request]:
+        """The writes since then, without those that only keep the Lease of the election."""
+        return self.server.written(since_s, but=[f"/namespaces/{LEASE.partition('/')[0]}/leases"])
+
     def writes(self, since_s: float) -> int:
-        """The number of writes since then, without those that only keep the Lease of the election."""
-        return self.server.writes(since_s, but=[f"/namespaces/{LEASE.partition('/')[0]}/leases"])
+        return len(self.written(since_s))
 
     # ------------------------------------------------------------ people's actions
     def create(self, name: str = "shop", **spec: Any) -> Json:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from delayregistry import open_registry
 from delayregistry.kube import Credentials, KubeClient, KubeRegistry
+from delayregistry.kube.client import ApiRejected
 from delayregistry.model import (
     AdvisedNodes,
     ClusterSpec,
@@ -329,6 +330,31 @@ def test_more_shards_than_a_page_are_all_listed(world: KubeWorld) -> None:
     found = world.open(owner=None).list_shards()
     assert [shard.spec.queue for shard in found] == list(range(1_100))
     assert len(world.server.requests("LIST", "delayshards")) == 3
+
+
+# ------------------------------------------------------------ who does not lead
+@pytest.mark.parametrize("method", ["POST", "PATCH", "DELETE"])
+def test_who_may_not_write_sends_no_write_and_reads_on(world: KubeWorld, method: str) -> None:
+    leads = True
+    client = world.client(may_write=lambda: leads)
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+    one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one", "namespace": NAMESPACE}}
+    client.post(path, one, {})
+    leads, began_s = False, time.monotonic()
+    with pytest.raises(ApiRejected, match="this process does not lead, so nothing was sent") as refused:
+        client.request(method, path if method == "POST" else f"{path}/one", {"metadata": {"name": "two"}})
+    assert refused.value.code == 412
+    assert client.get(f"{path}/one")["metadata"]["name"] == "one"
+    assert world.server.writes(began_s) == 0
+
+
+def test_it_is_asked_before_a_write_is_sent_again_with_other_credentials(world: KubeWorld) -> None:
+    answers = iter([True, False])
+    client = world.client(may_write=lambda: next(answers))
+    world.server.tokens, began_s = {"another"}, time.monotonic()
+    with pytest.raises(ApiRejected, match="this process does not lead"):
+        client.post(f"/api/v1/namespaces/{NAMESPACE}/configmaps", {"metadata": {"name": "one"}}, {})
+    assert [it.status for it in world.server.written(began_s)] == [401]
 
 
 # ------------------------------------------------------------ starting

@@ -62,8 +62,9 @@ class KubeWorld:
         self._clients: list[KubeClient] = []
         self.open().ensure_leases(NODES)
 
-    def client(self) -> KubeClient:
-        self._clients.append(KubeClient(Credentials(Configuration(host=self.server.url)), agent="test"))
+    def client(self, **options: Any) -> KubeClient:
+        """Closed with the world."""
+        self._clients.append(KubeClient(Credentials(Configuration(host=self.server.url)), agent="test", **options))
         return self._clients[-1]
 
     def open(self, owner: OwnerReference | None = OWNER, **options: Any) -> WritingRegistry:

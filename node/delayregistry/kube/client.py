@@ -123,15 +123,22 @@ class KubeTransport:
     ) -> urllib3.BaseHTTPResponse:
         """Raises urllib3.exceptions.HTTPError or OSError when there was no answer in time, and ApiRejected."""
 
+        data = None if body is None else json.dumps(body).encode()
+
         def send() -> urllib3.BaseHTTPResponse:
+            headers = {
+                "Accept": accept,
+                "Content-Type": content,
+                "User-Agent": self._agent,
+                **self._credentials.header(),
+            }
             if method != "GET" and not self._may_write():
                 raise ApiRejected(412, "NotLeader", "this process does not lead, so nothing was sent")
-            headers = {"Accept": accept, "Content-Type": content, "User-Agent": self._agent}
             return self._pool.request(
                 method,
                 self._host + url,
-                body=None if body is None else json.dumps(body).encode(),
-                headers={**headers, **self._credentials.header()},
+                body=data,
+                headers=headers,
                 timeout=urllib3.Timeout(connect=min(self._connect_s, read_s), read=read_s),
                 # A write that is sent again after its connection broke would meet its own first success as a conflict.
                 retries=False,
