@@ -66,7 +66,12 @@ def running(
     **streams: Any,
 ) -> Iterator[subprocess.Popen[str]]:
     """A process until the block ends; then it gets `stop`, and is killed when that is not enough. It also ends when
-    this process is killed. What it says goes to `log`."""
+    this process is killed. What it says goes to `log`.
+
+    In a session of its own: Linux shares a core among sessions first (autogroup, where no cgroup does), and each process
+    of PostgreSQL makes one for itself. All others would share one part with the client and with what is busy beside
+    them.
+    """
     with log.open("a") as said:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", stop.name.removeprefix("SIG"), *command],
@@ -77,6 +82,7 @@ def running(
             extra_groups=None if user is None else [],
             env=None if env is None else {**os.environ, **env},
             cwd=log.parent,
+            start_new_session=True,
         )
     try:
         yield process
