@@ -68,9 +68,9 @@ def running(
     """A process until the block ends; then it gets `stop`, and is killed when that is not enough. It also ends when
     this process is killed. What it says goes to `log`.
 
-    In a session of its own: Linux shares a core among sessions first (autogroup, where no cgroup does), and each process
-    of PostgreSQL makes one for itself. All others would share one part with the client and with what is busy beside
-    them.
+    In a session of its own: Linux shares a core among sessions first (autogroup, where no cgroup does), and each
+    process of PostgreSQL makes one for itself. All others would share one part with the client and with what is busy
+    beside them.
     """
     with log.open("a") as said:
         process = subprocess.Popen(
