@@ -102,12 +102,14 @@ class Budget:
             async with asyncio.timeout(SOON_SECONDS):
                 return await self.acquire(peer, size)
         except TimeoutError:
-            node = not self._fits_node(size)
-            used, limit = (self.used, self.limit) if node else (self._by_peer.get(peer, 0), self.limit_per_peer)
-            where = "in this node" if node else "for this connection"
+            fits_node, fits_peer = self._fits_node(size), self._fits_peer(peer, size)
+            where, used, limit = "in this node", self.used, self.limit
+            if fits_node and not fits_peer:
+                where, used, limit = "for this connection", self._by_peer.get(peer, 0), self.limit_per_peer
+            others = "; requests that came before this one wait for room" if fits_node and fits_peer else ""
             raise Refused(
                 "BUSY",
-                f"{used:,} bytes {self._what} {where}, the limit is {format_bytes(limit)}",
+                f"{used:,} bytes {self._what} {where}, the limit is {format_bytes(limit)}{others}",
                 retry_after_ms=BUSY_RETRY_MS,
             ) from None
 
