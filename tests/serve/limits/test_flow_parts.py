@@ -50,7 +50,7 @@ def test_a_full_budget_refuses_who_cannot_wait_long_and_says_which_limit(monkeyp
         with pytest.raises(Refused, match="60 bytes of messages wait in this node, the limit is 100 bytes"):
             await budget.acquire_soon("b", 41)
         (large,) = await started(budget, ("b", 50))
-        words = "60 bytes of messages wait in this node, the limit is 100 bytes; requests that came before this one wait"
+        words = "60 bytes of messages wait in this node, the limit is 100 bytes; requests that came before this one"
         with pytest.raises(Refused, match=words):
             await budget.acquire_soon("c", 1)
         large.cancel()
