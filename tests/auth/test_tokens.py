@@ -378,6 +378,23 @@ def test_an_issuer_that_is_taken_away_and_given_back_counts_at_once() -> None:
     asyncio.run(run())
 
 
+def test_until_there_is_a_document_no_token_is_called_wrong() -> None:
+    """A client that meets a new node asks again; it does not give up."""
+
+    async def run() -> None:
+        verifier = TokenVerifier()
+        for sent in ("static", token(), "é" * 10):
+            with pytest.raises(Refused, match="has not read the security document yet") as refused:
+                await verifier.verify(sent)
+            assert refused.value.reason == "NOT_SERVING"
+        verifier.apply(document())
+        with pytest.raises(TokenRefused, match="the token is no static one"):
+            await verifier.verify("static")
+        verifier.close()
+
+    asyncio.run(run())
+
+
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delaynode.auth.tokens.MAX_KNOWN", 5)
 

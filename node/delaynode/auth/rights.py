@@ -25,6 +25,7 @@ from delayregistry.security import (
 from delaynode.auth.identity import Identity, IdentityKind
 from delaynode.store.errors import Refused
 
+NO_DOCUMENT = "this node has not read the security document yet"
 MAX_KNOWN = 65_536  # answers; of longer names than there can be none is kept
 ROLES: dict[str, frozenset[Operation]] = {  # of the cluster's own processes, whatever the document says
     "node": frozenset(Operation),
@@ -152,7 +153,7 @@ class Rights:
         if identity.kind is IdentityKind.FORWARDED or operation in ROLES.get(identity.role, ()):
             return None  # of a forwarded call the node that took it has asked
         if self._spec is None:
-            raise Refused("NOT_SERVING", "this node has not read the security document yet")
+            raise Refused("NOT_SERVING", NO_DOCUMENT)
         if self._spec.authorization is AuthorizationMode.OFF:
             return None
         if identity.credential and identity.credential not in self._credentials:  # a connection may know it still

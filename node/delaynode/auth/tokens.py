@@ -26,7 +26,7 @@ from delayregistry.security import IssuerKind, SecuritySpec, StaticToken, TokenI
 from delaynode.auth.identity import MAX_PRINCIPAL_CHARS, Identity, IdentityKind
 from delaynode.auth.key_sources import ApiServer, fetch_keys
 from delaynode.auth.keys import ALGORITHMS, IssuerKey, IssuerKeys, KeySet, KeysUnusable
-from delaynode.auth.rights import credential_of
+from delaynode.auth.rights import NO_DOCUMENT, credential_of
 from delaynode.clock import wall_ms
 from delaynode.store.errors import Refused
 
@@ -66,12 +66,14 @@ class TokenVerifier:
     ) -> None:
         self._api, self._log, self._now_ms, self._skew = api, log, now_ms, skew
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="tokens")
+        self._applied = False  # a document has been
         self._static: dict[str, StaticToken] = {}  # by SHA-256, hexadecimal
         self._issuers: dict[TokenIssuer, IssuerKeys] = {}
         self._known: OrderedDict[bytes, tuple[Identity, float]] = OrderedDict()  # by SHA-256; and until when, monotonic
 
     def apply(self, spec: SecuritySpec) -> None:
         """The document's tokens and issuers count from now on, and no others. Keys of an issuer that stays are kept."""
+        self._applied = True
         self._static = {token.sha256: token for token in spec.tokens}
         for issuer, keys in self._issuers.items():
             if issuer not in spec.issuers:
@@ -98,6 +100,8 @@ class TokenVerifier:
 
     async def verify(self, token: str) -> Identity:
         """Raises TokenRefused, and Refused NOT_SERVING while it can't be known."""
+        if not self._applied:
+            raise Refused("NOT_SERVING", NO_DOCUMENT)
         try:
             return await self._verify(token)
         except TokenRefused as error:

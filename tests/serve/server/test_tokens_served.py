@@ -7,14 +7,16 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
-from delayclient.errors import NotAuthenticated, from_rpc
+from delayclient.errors import DelayError, NotAuthenticated, from_rpc
 from delaynode.auth.tokens import LEEWAY_SECONDS
 
 from tests.auth.issuing import public_pem, token
 from tests.serve.support.asking import DOCUMENT, UNKNOWN, Asking, secret
+from tests.serve.support.client import poll
 from tests.serve.support.secured import Secured
 
 
@@ -66,6 +68,26 @@ def test_a_caller_without_a_token_is_told_to_send_one(secured: Secured) -> None:
     with secured.dial("tokens") as client:
         error = from_rpc(Asking(client.channel).ask("QueryRoute"))
     assert "listener tokens asks who calls: send `authorization: Bearer TOKEN`" in str(error)
+
+
+def test_a_node_without_a_document_calls_no_token_wrong(tmp_path: Path, edge: str) -> None:
+    """Whoever meets a new node asks again: a client gives up what is refused."""
+    with Secured(tmp_path, "permissive", nodes=1, document=None).run() as new, new.dial("tokens") as client:
+        asking = Asking(client.channel, f"Bearer {secret('super')}")
+        told: list[DelayError] = []
+
+        def is_told() -> bool:
+            ended = asking.ask("QueryRoute")
+            assert ended is not None
+            told.append(from_rpc(ended))
+            return bool(told[-1].reason)  # none as long as nobody listens
+
+        poll("the node answers", is_told)
+        assert all(error.retryable for error in told)
+        assert told[-1].reason == "NOT_SERVING"
+        assert "has not read the security document yet" in str(told[-1])
+        new.running.registry.put_security(DOCUMENT, None)
+        poll("the token is taken", lambda: asking.ask("QueryRoute") is None)
 
 
 def test_a_token_of_a_megabyte_disturbs_nobody(secured: Secured) -> None:

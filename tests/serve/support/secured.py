@@ -24,10 +24,10 @@ LISTENERS = {"tls": "tls,none", "tokens": "tls,token", "mtls": "tls,mtls"}
 
 class Secured:
     """A cluster in `directory`. Its nodes have a listener `plain` beside these, and `peers` among themselves.
-    document: for security; without one they would wait for it."""
+    document: for security; None: none yet, so that they wait for it."""
 
     def __init__(
-        self, directory: Path, peers: str, *options: str, nodes: int, document: SecuritySpec = NOTHING_ASKED
+        self, directory: Path, peers: str, *options: str, nodes: int, document: SecuritySpec | None = NOTHING_ASKED
     ) -> None:
         self.document = document
         self.ca, self.client_ca, self.peer_ca = Authority("server"), Authority("clients"), Authority("peers")
@@ -46,14 +46,16 @@ class Secured:
         topics = [TopicSpec("t", 3 * self._nodes)]
         (self.directory / "own").mkdir()
         registry = SqliteRegistry(self.directory / "own" / "registry.db", create=True)
-        registry.put_security(self.document, None)
+        if self.document is not None:
+            registry.put_security(self.document, None)
         registry.close()
         with LocalCluster(
             self.directory / "own", nodes=self._nodes, topics=topics, node_command=command, secure=False
         ) as running:
             for at, endpoint in zip(self.ports, running.endpoints, strict=True):
                 at["plain"] = int(endpoint.rpartition(":")[2])
-            wait_served(running)
+            if self.document is not None:
+                wait_served(running)
             self.running = running
             yield self
         logs = [path.read_text() for path in (self.directory / "own" / "logs").glob("*.log")]
