@@ -24,25 +24,29 @@ from tests.serve.support.client import (
     Client,
     Failure,
     Msg,
+    Sent,
     Shard,
     now_ms,
     poll,
     request,
+    sent,
     wait_served,
 )
 from tests.serve.support.http2 import Crowd, message
 
 MIB = 1 << 20
 FAR_MS = 3_600_000
+CROWD_SECONDS = 60.0  # in which all of a crowd's requests are answered
 Start = Callable[..., "Node"]
 
 
 class Node:
     """A node of the test's own, and what it takes of the machine."""
 
-    def __init__(self, cluster: LocalCluster, client: Client) -> None:
+    def __init__(self, cluster: LocalCluster, client: Client, edge: str) -> None:
         self.cluster = cluster
         self.client = client
+        self.edge = edge
         self.endpoint = cluster.endpoints[0]
         self._pid = cluster.pids["n0"]
 
@@ -82,7 +86,7 @@ def start(tmp_path: Path, edge: str) -> Iterator[Start]:
             cluster = LocalCluster(tmp_path / "own", nodes=1, topics=[TopicSpec("t", 4)], node_command=command)
             stack.enter_context(cluster)
             wait_served(cluster)
-            return Node(cluster, stack.enter_context(Client(cluster.endpoints[0])))
+            return Node(cluster, stack.enter_context(Client(cluster.endpoints[0])), edge)
 
         yield start_one
     assert "Traceback" not in (tmp_path / "own" / "logs" / "n0.log").read_text()
@@ -97,6 +101,26 @@ def batch(queue: int, count: int, size: int, *, delay_ms: int = FAR_MS) -> pb.En
     )  # fmt: skip
 
 
+def send_honestly(node: Node, shard: Shard) -> Sent:
+    """A message that is due in 20 ms.
+
+    Under grpcio it waits in one line with large requests, and is sent again at its BUSY, for as long as these may take.
+    The compiled edge has a line for small ones.
+    """
+    if node.edge != "grpcio":
+        return shard.send(Msg(delay_ms=20))
+    messages, deadline = [Msg(delay_ms=20)], time.monotonic() + CROWD_SECONDS
+    data = shard.request(*messages).SerializeToString()
+    while True:
+        try:
+            answer = node.client.raw("Enqueue", data, seconds=deadline - time.monotonic())
+            return sent(pb.EnqueueResponse.FromString(answer), messages)
+        except Failure as failure:
+            if failure.reason != "BUSY":
+                raise
+            time.sleep(int(failure.metadata["retry_after_ms"]) / 1000)
+
+
 @contextmanager
 def working(node: Node, queue: int) -> Iterator[list[float]]:
     """A producer and a consumer at work on a queue: the times in s from a message's due until it was here."""
@@ -106,10 +130,10 @@ def working(node: Node, queue: int) -> Iterator[list[float]]:
         group = "at work"
         try:
             while not stop.is_set():
-                sent = shard.send(Msg(delay_ms=20))
+                stored = send_honestly(node, shard)
                 got = shard.receive_all(1, group, seconds=30.0)
-                assert [one.seq for one in got] == sent.seqs
-                late.append((got[0].received_ms - sent.due[0]) / 1000)
+                assert [one.seq for one in got] == stored.seqs
+                late.append((got[0].received_ms - stored.due[0]) / 1000)
                 shard.ack_all(got, group)
         except BaseException as error:
             errors.append(error)
@@ -120,7 +144,7 @@ def working(node: Node, queue: int) -> Iterator[list[float]]:
         yield late
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(CROWD_SECONDS + 30)
         assert not errors, errors
 
 
@@ -222,7 +246,7 @@ def test_two_hundred_large_batches_at_once_are_stored_or_refused_within_bounded_
     data = batch(0, 2, 4_000_000).SerializeToString()
     with Crowd(node.endpoint, 200, window=MIB) as crowd, working(node, 1) as late:
         crowd.call("Enqueue", message(data))
-        poll("all are answered", lambda: crowd.over + crowd.closed == 200, seconds=60)
+        poll("all are answered", lambda: crowd.over + crowd.closed == 200, seconds=CROWD_SECONDS)
         assert crowd.closed == 0
     stored = node.shard(0).wheel().pending
     assert 0 < stored <= 400
