@@ -150,6 +150,32 @@ def test_poll_at_a_former_master_is_left_as_soon_as_the_route_says_so(monkeypatc
     asyncio.run(main())
 
 
+def test_what_a_node_hands_out_as_it_becomes_the_master_is_not_left_behind() -> None:
+    """The poll is at a node that was to pass it on, as its master could not be reached."""
+
+    async def main() -> None:
+        async with (
+            pair(queues=1) as (old, new, groups),
+            Consumer([old.endpoint, new.endpoint], "t", "g") as consumer,
+        ):
+            groups.queues[0].release([b"first"])
+            await received(consumer, b"first", 5)
+            await consumer.flush()
+            await old.stop()
+            await until("the poll is at the other node", lambda: groups.waiting[0])
+            new.answers_late = True
+            groups.queues[0].release([b"second"])
+            await until("it is handed out", lambda: len(groups.queues[0].handed_out) == 2)
+            new.cluster.elect(new)
+            await consumer.cluster.refresh("t")
+            new.answers_late = False
+            await received(consumer, b"second", 20)  # of 30 s for which it is this consumer's
+            await consumer.flush()
+            assert groups.queues[0].handed_out == [(0, 1), (1, 1)]
+
+    asyncio.run(main())
+
+
 def test_message_handed_out_by_the_old_master_may_be_nacked_or_acked_at_the_new_one() -> None:
     async def main() -> None:
         async with (

@@ -334,12 +334,17 @@ class Consumer(ClusterUser):
             self._arrived.set()
 
     def _moved(self, queues: list[int]) -> None:
-        """A former master, should it still hold a poll, has nothing more to give."""
+        """A former master, should it still hold a poll, has nothing more to give. A node that was to pass the poll on
+        and is the master now may have handed messages out, which would lose an attempt and come after their lease."""
         for queue in queues:
             stream = self._streams.get(queue)
-            if stream is not None and self.cluster.master_changed(self.topic, queue, stream.route):
-                text = f"{stream.endpoint} is not the master any more"
-                stream.abandon(Unavailable(text, code="ABORTED", reason="NOT_SERVING"))
+            if stream is None or not self.cluster.master_changed(self.topic, queue, stream.route):
+                continue
+            error = Unavailable(f"{self.topic}-{queue} has another master now", code="ABORTED", reason="NOT_SERVING")
+            if stream.endpoint == self.cluster.master(self.topic, queue):
+                stream.leave(error)
+            else:
+                stream.abandon(error)
 
     def _fail(self, error: DelayError) -> None:
         """Raised once what has come is taken: no queue is polled again, or the others would put it off for ever."""

@@ -29,6 +29,7 @@ class Exchange:
         self._asking = self._written = self._last = False
         self._leaving: asyncio.Task[None] | None = None
         self._cluster = cluster
+        self._left_for: DelayError | None = None
         self._abandoned_by: DelayError | None = None
         self._master = route.endpoint if route is not None else ""
         self._call = cluster.stream(endpoint, method)
@@ -36,6 +37,7 @@ class Exchange:
 
     async def send(self, request: bytes, timeout_s: float) -> bytes:
         """Sends a request and waits for its answer. Raises DelayError, and the stream is closed then."""
+        error: DelayError
         self._asking, self._written = True, False
         try:
             async with asyncio.timeout(timeout_s):
@@ -46,8 +48,10 @@ class Exchange:
                 answer = await self._call.read()
             if isinstance(answer, bytes):
                 self._cluster.reachability.record_success(self.endpoint, self._master)
+                if self._last:
+                    self.close()
                 return answer
-            error: DelayError = Unavailable(f"{self.endpoint} ended the stream", code="UNAVAILABLE")
+            error = self._left_for or Unavailable(f"{self.endpoint} ended the stream", code="UNAVAILABLE")
         except grpc.RpcError as broken:
             error = self._cluster.access.judged(from_rpc(broken))
         except (asyncio.InvalidStateError, grpc.aio.UsageError):
@@ -84,6 +88,18 @@ class Exchange:
     async def _leave(self) -> None:
         with suppress(grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError):
             await self._call.write(b"")  # where the stream has ended, send() knows why
+
+    def leave(self, error: DelayError) -> None:
+        """finish(), for an endpoint that lives and is asked on another stream from now on: where it has handed out
+        nothing, send() raises `error`, after LAST_S at the latest.
+        """
+        if self._left_for is not None:
+            return
+        self._left_for = error
+        if self.finish():
+            asyncio.get_running_loop().call_later(LAST_S, self.abandon, error)
+        else:
+            self.abandon(error)
 
     def abandon(self, error: DelayError) -> None:
         """Gives up: send() raises `error`, now or when it is called next."""

@@ -179,7 +179,9 @@ class FakeNode:
         self.came: Counter[str] = Counter()
         """Calls and batches that came in, also while the node was frozen."""
         self.answering = 0
-        """Calls at work: those of a node that has stopped end a moment later."""
+        """Calls at work."""
+        self.answers_late = False
+        """A poll's answer is on its way until the client has left the poll."""
         self.cut_off: delay_pb2.QueryRouteResponse | None = None
         """The node's answer about routes while it hears nothing from the registry; None: it hears from the registry."""
         self.awake = asyncio.Event()
@@ -224,9 +226,12 @@ class FakeNode:
         return self
 
     async def stop(self) -> None:
+        """Returns when its calls have ended too, which grpc.aio cancels a moment later: one that went on would take
+        messages for nobody."""
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
+            await until("its calls have ended", lambda: not self.answering)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -348,6 +353,8 @@ class _Handlers(grpc.GenericRpcHandler):
                     answer.add_done_callback(lambda done: done.cancelled() or done.exception())
                     try:
                         await asyncio.wait({ahead, answer}, return_when=asyncio.FIRST_COMPLETED)
+                        if self.node.answers_late and answer.done():
+                            await ahead
                         if not answer.done() and ahead.result() == b"":
                             return
                         yield await answer
