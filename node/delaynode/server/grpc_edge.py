@@ -44,6 +44,7 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_frame_size", 1 << 20),  # what the probe would have found: fewer frames, less work
 )
 GRACE_SECONDS = 1.0
+LISTEN_AGAIN_SECONDS = 1.0
 End: TypeAlias = Refused | ForwardedError | EndedError
 ENDS = (Refused, ForwardedError, EndedError)
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
@@ -95,6 +96,8 @@ class GrpcEdge:
             server = self._servers[listener.name]
             if listener.config.tls:
                 certified = CertifiedListener(listener, server)
+                if certified.prepare():
+                    await server.start()
                 listener.subscribe(partial(loop.call_soon_threadsafe, self._certify, certified))
             else:
                 server.add_insecure_port(listener.config.listen)
@@ -104,7 +107,14 @@ class GrpcEdge:
 
     def _certify(self, certified: CertifiedListener) -> None:
         """Use the listener's newest certificates for handshakes to come. The first ones let it listen."""
-        if certified.prepare():
+        try:
+            listens_now = certified.prepare()
+        except RuntimeError as error:  # the port has been taken since the node began
+            loop, message = asyncio.get_running_loop(), "can't listen, which is tried again"
+            loop.call_exception_handler({"message": message, "exception": error})
+            loop.call_later(LISTEN_AGAIN_SECONDS, self._certify, certified)
+            return
+        if listens_now:
             task = asyncio.create_task(certified.server.start())
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
@@ -139,7 +149,8 @@ class CertifiedListener:
         self._prepared: Any = None
 
     def prepare(self) -> bool:
-        """Returns whether it listens from now on, for which the server must be started."""
+        """Returns whether it listens from now on, for which the server must be started. Raises RuntimeError: it can't
+        listen."""
         material = self._listener.material()
         if material is None:
             return False
@@ -147,9 +158,9 @@ class CertifiedListener:
         self._prepared = grpc.ssl_server_certificate_configuration([(own.key_pem, own.chain_pem)], roots)
         if self._listens:
             return False
-        self._listens = True
         credentials = grpc.dynamic_ssl_server_credentials(self._prepared, self._fetch, roots is not None)
         self.server.add_secure_port(self._listener.config.listen, credentials)
+        self._listens = True
         return True
 
     def _fetch(self) -> Any:
