@@ -25,6 +25,7 @@ import numpy as np
 from delayapi.proto.externalscaler import externalscaler_pb2 as keda
 from delayclient.admin.admin import Admin
 from delayclient.consumer.consumer import Consumer
+from delayclient.consumer.received import ReceivedBatch
 from delayclient.producer.producer import Producer
 from delaylocal import LocalCluster
 from delayregistry.model import TopicSpec
@@ -94,6 +95,11 @@ class Herd:
     done: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     working: list[tuple[float, int]] = field(default_factory=list)
     errors: int = 0
+    settling: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def settle(self, batch: ReceivedBatch, due: np.ndarray, done: np.ndarray) -> None:
+        await batch.ack()
+        self.done.append((due, done))
 
     def count(self) -> int:
         return sum(len(due) for due, _ in self.done)
@@ -121,8 +127,9 @@ async def work(endpoint: str, plan: Plan, herd: Herd, began: Callable[[], None])
             due = np.array(batch.due_ms)
             done = now_ms() + 1000 * np.arange(1, len(due) + 1) / plan.rate
             await asyncio.sleep(len(due) / plan.rate)
-            await batch.ack()
-            herd.done.append((due, done))
+            settled = asyncio.create_task(herd.settle(batch, due, done))
+            herd.settling.add(settled)  # also when the worker is ended meanwhile
+            await asyncio.shield(settled)
 
 
 async def ask_scaler(channel: Any, plan: Plan) -> tuple[float, bool] | None:

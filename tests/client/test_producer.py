@@ -330,7 +330,9 @@ def test_silent_node_is_given_up_and_the_message_may_be_stored(monkeypatch: pyte
             assert failure.value.maybe_stored
             node.fault = faults(1, 0.0, [])
             await producer.send("t", b"next", delay=5)
-            assert stored_bodies(cluster) == [b"next"]
+            bodies = stored_bodies(cluster)
+            assert bodies.count(b"next") == 1
+            assert bodies.count(b"lost") <= 1, "a try that was under way may come to the node yet"
 
     asyncio.run(main())
 
