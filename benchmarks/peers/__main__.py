@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from benchmarks.peers import bare, client, delaycluster, postgres, redis, rocketmq, table
 from benchmarks.peers.loads import Load, Run, chosen, wrong
-from benchmarks.peers.processes import Failed, Missing, System
+from benchmarks.peers.processes import QUEUES, Failed, Missing, System
 from benchmarks.workloads import machine
 
 SYSTEMS = {module.SYSTEM.client: module.SYSTEM for module in (delaycluster, postgres, redis, rocketmq, bare)}
@@ -104,7 +104,8 @@ def main() -> None:
             binary = client.compiled(scratch)
         except Missing as error:
             sys.exit(f"nothing can be measured: {error}")
-        systems, missing = prepared([SYSTEMS[name] for name in options.systems], scratch)
+        systems_here = SYSTEMS | {delaycluster.SYSTEM.client: delaycluster.system(options.queues)}
+        systems, missing = prepared([systems_here[name] for name in options.systems], scratch)
         bench = Bench(scratch, binary, loads, options.seconds, options.warmup, options.busy)
         try:
             for number in range(options.rounds):
@@ -147,6 +148,7 @@ def _options() -> argparse.Namespace:
     add("--callers", type=int, default=200, help="callers over the shared connections; 0: without that load")
     add("--shared", type=int, default=4, metavar="CONNECTIONS", help="connections that the callers share")
     add("--streams", type=int, default=20, help="EnqueueStreams of DelayCluster; 0: without that load")
+    add("--queues", type=int, default=QUEUES, help="of DelayCluster's topic")
     add("--window", type=int, default=16, help="requests that each stream keeps unanswered")
     add("--seconds", type=float, default=10.0, help="how long a run is measured")
     add("--warmup", type=float, default=2.0, help="seconds of the same load before that")
@@ -159,8 +161,9 @@ def _options() -> argparse.Namespace:
     connections = [*options.conns, options.shared, options.streams + 1]
     if not all(0 < count <= postgres.CONNECTIONS - 10 for count in connections):
         parser.error(f"connections: from 1 to {postgres.CONNECTIONS - 10}")
-    if min(options.window, options.rounds, options.rate, options.callers + 1) < 1 or options.seconds <= 0:
-        parser.error("--window, --rounds, --rate and --seconds must be above 0, --callers not below")
+    counts = options.queues, options.window, options.rounds, options.rate, options.callers + 1
+    if min(counts) < 1 or options.seconds <= 0:
+        parser.error("--queues, --window, --rounds, --rate and --seconds must be above 0, --callers not below")
     return options
 
 

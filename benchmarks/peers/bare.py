@@ -12,8 +12,7 @@ from pathlib import Path
 
 from delaylocal import ports
 
-from benchmarks.peers.client import QUEUES
-from benchmarks.peers.processes import Failed, Server, System, running, tail
+from benchmarks.peers.processes import QUEUES, Failed, Server, System, running, tail
 
 
 def prepare(_: Path) -> str:

@@ -10,11 +10,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.peers.loads import Found, Load
-from benchmarks.peers.processes import Failed, Missing, Server, System, answer, build, running, tail, tree_cpu_s
+from benchmarks.peers.processes import QUEUES, Failed, Missing, Server, System, answer, build, running, tail, tree_cpu_s
 
 SOURCE = Path(__file__).parent / "client"
 GO = "/usr/local/go/bin/go"  # where Go's own archive puts it
-QUEUES = 8
 BODY_BYTES = 256
 HANGS_AFTER_S = 90.0
 
@@ -43,7 +42,7 @@ def measure(
         "callers": load.callers,
         "connections": load.connections,
         "window": window,
-        "queues": QUEUES,
+        "queues": server.queues,
         "body": BODY_BYTES,
         "rate": load.rate or 1,
         "seconds": f"{seconds}s",

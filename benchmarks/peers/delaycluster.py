@@ -1,9 +1,10 @@
-"""DelayCluster: one node with eight queues, and `Fsync`."""
+"""DelayCluster: one node, and `Fsync`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,8 +12,7 @@ from delayclient.errors import DelayError
 from delayclient.sync import SyncAdmin
 from delaylocal import LocalClusterError
 
-from benchmarks.peers.client import QUEUES
-from benchmarks.peers.processes import Failed, Server, System
+from benchmarks.peers.processes import QUEUES, Failed, Server, System
 from benchmarks.workloads.target import TOPIC, own_node
 
 
@@ -21,11 +21,11 @@ def prepare(_: Path) -> str:
 
 
 @contextmanager
-def start(data: Path, _: Path) -> Iterator[Server]:
+def start(queues: int, data: Path, _: Path) -> Iterator[Server]:
     try:
-        with own_node(QUEUES, data) as target:
+        with own_node(queues, data) as target:
             assert target.own is not None, "it is ours"
-            yield Server(target.own.pid, target.endpoint, lambda: _pending(target.endpoint))
+            yield Server(target.own.pid, target.endpoint, lambda: _pending(target.endpoint), queues=queues)
     except LocalClusterError as error:
         raise Failed(str(error)) from error
 
@@ -38,4 +38,9 @@ def _pending(endpoint: str) -> int:
         raise Failed(str(error)) from error
 
 
-SYSTEM = System("DelayCluster", "delay", prepare, start, streams=True)
+def system(queues: int) -> System:
+    """With a topic of so many queues."""
+    return System("DelayCluster", "delay", prepare, partial(start, queues), streams=True)
+
+
+SYSTEM = system(QUEUES)

@@ -21,6 +21,7 @@ INSTALL_TIMEOUT_S = 600.0
 LOG_TAIL_BYTES = 1_500
 COMPLAINT_CHARACTERS = 600
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
+QUEUES = 8
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -34,12 +35,14 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs. stored: how many messages it has, those that were delivered too with `keeps_delivered`."""
+    """A server that runs. stored: how many messages it has, those that were delivered too with `keeps_delivered`.
+    queues: of its topic, where it has such."""
 
     pid: int
     address: str
     stored: Callable[[], int]
     keeps_delivered: bool = False
+    queues: int = QUEUES
 
 
 @dataclass(frozen=True, slots=True)
