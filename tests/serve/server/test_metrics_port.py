@@ -148,7 +148,10 @@ def test_a_token_needs_the_right_to_describe_all_topics(tmp_path: Path) -> None:
 def test_without_a_document_no_token_counts_and_clients_are_served_all_the_same(tmp_path: Path) -> None:
     async def story() -> None:
         async with metrics(tmp_path, "tls,token", None) as it:
-            assert (await it.get("prometheus"))[0] == 401
+            assert (await it.get())[0] == 401
+            status, told = await it.get("prometheus")
+            assert status == 503
+            assert "has not read the security document yet" in told
             await until(lambda: it.node.not_ready() is None)
             it.node.security.rights.check(ANONYMOUS, Operation.PRODUCE, "orders")
             it.registry.put(DOCUMENT)
