@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from delayapi import address
 
 from delaynode.auth.identity import ANONYMOUS, Identity
 from delaynode.config import NodeConfig
@@ -23,7 +22,7 @@ from delaynode.server.edge import MAX_CALLS, METADATA, Body, Last, Methods, Read
 from delaynode.server.forward import ForwardedError
 from delaynode.server.handlers.rows import RowCalls, RowGroup, refuse
 from delaynode.server.health import HEALTH_SERVICE, REFLECTION_SERVICE, Health, reflection_methods
-from delaynode.server.listeners import AGE_GRACE_MS, Listener
+from delaynode.server.listeners import AGE_GRACE_MS, Listener, bound
 from delaynode.server.rpc import EndedError, Status, as_error, details_of, status_of
 from delaynode.store.columns import offsets_from
 from delaynode.store.errors import Refused
@@ -79,16 +78,15 @@ class CompiledEdge:
 
         loop, edge = asyncio.get_running_loop(), self._make(Edge)
         for listener in self._listeners:
-            listen = listener.config.listen
             try:
-                with address.listen(*address.split(listen)) as at:
+                with bound(listener.config.listen) as at:
                     edge.listen(
                         at.fileno(), listener.name, tls=listener.config.tls, identifies=listener.identifies,
                         forwards=listener.forwards, max_age_ms=listener.max_age_ms,
                     )  # fmt: skip
-            except OSError as error:
+            except OSError:
                 edge.close()
-                raise OSError(f"can't listen on {listen}: {error.strerror or error}") from error
+                raise
         self._edge = edge
         for listener in self._listeners:
             if listener.config.tls:

@@ -23,7 +23,7 @@ from delaynode.server.callers import Caller, Callers, Said, ends_ms, shown_by
 from delaynode.server.edge import MAX_CALLS, Body, Methods, Serve, ServeStream, bodies_of
 from delaynode.server.forward import FORWARDED, ForwardedError
 from delaynode.server.health import HEALTH_SERVICE, Health
-from delaynode.server.listeners import AGE_GRACE_MS, Listener
+from delaynode.server.listeners import AGE_GRACE_MS, Listener, bound
 from delaynode.server.rpc import EndedError, status_of
 from delaynode.store.errors import Refused
 
@@ -44,7 +44,7 @@ SERVER_OPTIONS = (
     ("grpc.http2.max_frame_size", 1 << 20),  # what the probe would have found: fewer frames, less work
 )
 GRACE_SECONDS = 1.0
-LISTEN_AGAIN_SECONDS = 1.0
+LISTEN_AGAIN_SECONDS = 5.0
 End: TypeAlias = Refused | ForwardedError | EndedError
 ENDS = (Refused, ForwardedError, EndedError)
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, which comes without types
@@ -67,6 +67,7 @@ class GrpcEdge:
             for listener in listeners
         }
         self._starting: set[asyncio.Task[None]] = set()
+        self._again: dict[CertifiedListener, asyncio.TimerHandle] = {}  # whose port was taken
 
     def _make_server(self, listener: Listener, max_connections: int, callers: GrpcCallers) -> Any:
         options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections)]
@@ -90,14 +91,14 @@ class GrpcEdge:
         return server
 
     async def start(self) -> None:
-        """Listen. A listener with TLS does once it has certificates. Raises RuntimeError: can't listen."""
+        """Listen. A listener with TLS does once it has certificates; its port must be free now. Raises RuntimeError,
+        OSError: can't listen."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             server = self._servers[listener.name]
             if listener.config.tls:
-                certified = CertifiedListener(listener, server)
-                if certified.prepare():
-                    await server.start()
+                with bound(listener.config.listen):
+                    certified = CertifiedListener(listener, server)
                 listener.subscribe(partial(loop.call_soon_threadsafe, self._certify, certified))
             else:
                 server.add_insecure_port(listener.config.listen)
@@ -107,12 +108,18 @@ class GrpcEdge:
 
     def _certify(self, certified: CertifiedListener) -> None:
         """Use the listener's newest certificates for handshakes to come. The first ones let it listen."""
+        if (again := self._again.pop(certified, None)) is not None:
+            again.cancel()
         try:
             listens_now = certified.prepare()
-        except RuntimeError as error:  # the port has been taken since the node began
-            loop, message = asyncio.get_running_loop(), "can't listen, which is tried again"
-            loop.call_exception_handler({"message": message, "exception": error})
-            loop.call_later(LISTEN_AGAIN_SECONDS, self._certify, certified)
+        except RuntimeError as error:  # gRPC does not say which of them it is
+            loop = asyncio.get_running_loop()
+            if (taken := certified.port_taken()) is None:
+                told = {"message": "gRPC can't use these certificates: it listens with the next", "exception": error}
+            else:
+                told = {"message": f"{taken}, which is tried again", "exception": taken}
+                self._again[certified] = loop.call_later(LISTEN_AGAIN_SECONDS, self._certify, certified)
+            loop.call_exception_handler(told)
             return
         if listens_now:
             task = asyncio.create_task(certified.server.start())
@@ -132,6 +139,8 @@ class GrpcEdge:
         await self._health.enter_graceful_shutdown()
         servers = self._servers.values()
         stopped = asyncio.gather(*(server.stop(grace=GRACE_SECONDS) for server in servers))
+        for again in self._again.values():
+            again.cancel()
         await meanwhile()
         await stopped
         if self._watching is not None:
@@ -149,8 +158,8 @@ class CertifiedListener:
         self._prepared: Any = None
 
     def prepare(self) -> bool:
-        """Returns whether it listens from now on, for which the server must be started. Raises RuntimeError: it can't
-        listen."""
+        """Returns whether it listens from now on, for which the server must be started. Raises RuntimeError: the port
+        is taken, or gRPC can't use the certificates."""
         material = self._listener.material()
         if material is None:
             return False
@@ -162,6 +171,13 @@ class CertifiedListener:
         self.server.add_secure_port(self._listener.config.listen, credentials)
         self._listens = True
         return True
+
+    def port_taken(self) -> OSError | None:
+        try:
+            with bound(self._listener.config.listen):
+                return None
+        except OSError as error:
+            return error
 
     def _fetch(self) -> Any:
         """None: they are as they were."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from delayapi import address
 from delayapi.certificates import Certificates
 from delayapi.secured_http import server_context
 
@@ -15,6 +18,16 @@ from delaynode.listener_options import ListenerConfig
 from delaynode.node_certificates import CLIENT_CA, PEER, SERVER, NodeCertificates
 
 AGE_GRACE_MS = 30_000  # for the calls of a connection that has its age
+
+
+@contextmanager
+def bound(listen: str) -> Iterator[socket.socket]:
+    """A socket that listens there, for as long as the block. Raises OSError, which names the address."""
+    try:
+        with address.listen(*address.split(listen)) as at:
+            yield at
+    except OSError as error:
+        raise OSError(f"can't listen on {listen}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A TLS listener of grpcio's edge whose port is taken."""
+"""A TLS listener of grpcio's edge whose port is taken, or whose certificates are of no use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
+from delayapi.address import split
+from delayapi.certificates import Certificates
 from delaynode import config as configuration
 from delaynode.limits.flow import Flow
 from delaynode.listener_options import ListenerConfig
@@ -75,38 +77,63 @@ def edge_of(listener: CertifiedLater) -> GrpcEdge:
     return GrpcEdge(100, Flow(config, lambda *_, **__: None), {}, [listener], None)  # type: ignore[list-item,arg-type]
 
 
-def test_with_certificates_the_node_ends_as_it_does_for_a_port_without_tls() -> None:
+def test_a_node_whose_port_is_taken_ends_as_it_does_without_tls() -> None:
     async def main() -> None:
-        listener, authority = CertifiedLater(), Authority("server")
-        listener.given = Material(authority.issue(NAME), None)  # type: ignore[arg-type]
+        listener = CertifiedLater()
         edge = edge_of(listener)
         async with stopped(edge):
-            with (
-                listener.taken,
-                pytest.raises(RuntimeError, match=f"Failed to bind to address {listener.config.listen}"),
-            ):
+            with listener.taken, pytest.raises(OSError, match=f"^can't listen on {listener.config.listen}: "):
                 await edge.start()
 
     asyncio.run(main())
 
 
-def test_with_certificates_that_come_later_it_is_tried_until_the_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_before_the_certificates_come_is_tried_until_it_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(grpc_edge, "LISTEN_AGAIN_SECONDS", 0.1)
     told: list[dict[str, Any]] = []
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         listener, authority = CertifiedLater(), Authority("server")
+        listener.taken.close()
         edge = edge_of(listener)
         async with stopped(edge):
             await edge.start()
-            with listener.taken:
+            with socket.create_server(split(listener.config.listen)):
                 listener.given = Material(authority.issue(NAME), None)  # type: ignore[arg-type]
-                listener.told()
-                await until(lambda: len(told) > 1)
+                for _ in range(3):  # as of three stores of certificates
+                    listener.told()
+                await until(lambda: len(told) > 5)
+                assert len(edge._again) == 1
+            async with asyncio.timeout(30):
+                while not await listener.answers(authority.pem):
+                    pass
+            assert not edge._again
+
+    asyncio.run(main())
+    assert all("can't listen on 127.0.0.1:" in one["message"] for one in told)
+
+
+def test_certificates_that_grpc_cannot_use_end_no_node_and_the_next_are_used() -> None:
+    told: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        listener, authority = CertifiedLater(), Authority("server")
+        listener.taken.close()
+        good, other = authority.issue(NAME), authority.issue(NAME)
+        listener.given = Material(Certificates(good.chain_pem, other.key_pem, b"", 0, ()), None)
+        edge = edge_of(listener)
+        async with stopped(edge):
+            await edge.start()
+            await until(lambda: bool(told))
+            listener.given = Material(good, None)  # type: ignore[arg-type]
+            listener.told()
             async with asyncio.timeout(30):
                 while not await listener.answers(authority.pem):
                     pass
 
     asyncio.run(main())
-    assert {one["message"] for one in told} == {"can't listen, which is tried again"}
+    assert ["gRPC can't use these certificates" in one["message"] for one in told] == [True]
