@@ -64,6 +64,13 @@ async def received(consumer: Consumer, wanted: bytes, seconds: float) -> float:
     raise AssertionError(f"{wanted!r} was not delivered within {seconds} s")
 
 
+async def begin(consumer: Consumer, groups: Groups) -> None:
+    """A first message goes all the way."""
+    groups.queues[0].release([b"first"])
+    await received(consumer, b"first", 5)
+    await consumer.flush()
+
+
 @pytest.mark.usefixtures("endless_waits")
 def test_idle_polls_at_a_frozen_master_are_reopened_at_its_successor() -> None:
     async def main() -> None:
@@ -71,9 +78,7 @@ def test_idle_polls_at_a_frozen_master_are_reopened_at_its_successor() -> None:
             pair() as (old, new, groups),
             Consumer([old.endpoint, new.endpoint], "t", "g", invisible="60s") as consumer,
         ):
-            groups.queues[0].release([b"first"])
-            await received(consumer, b"first", 5)
-            await consumer.flush()
+            await begin(consumer, groups)
             await until("a poll is under way on each queue", lambda: all(groups.waiting[n] for n in (0, 1)))
             old.awake.clear()
             fail_over(groups, new)
@@ -113,9 +118,7 @@ def test_consumer_goes_on_through_a_time_without_a_master() -> None:
             pair() as (old, new, groups),
             Consumer([old.endpoint, new.endpoint], "t", "g") as consumer,
         ):
-            groups.queues[0].release([b"first"])
-            await received(consumer, b"first", 5)
-            await consumer.flush()
+            await begin(consumer, groups)
             await old.stop()
             new.cluster.elect(None)
             receiving = asyncio.create_task(received(consumer, b"second", 30))
@@ -137,9 +140,7 @@ def test_poll_at_a_former_master_is_left_as_soon_as_the_route_says_so(monkeypatc
             pair(queues=1) as (old, new, groups),
             Consumer([old.endpoint, new.endpoint], "t", "g") as consumer,
         ):
-            groups.queues[0].release([b"first"])
-            await received(consumer, b"first", 5)
-            await consumer.flush()
+            await begin(consumer, groups)
             await until("the queue's poll is under way", lambda: groups.waiting[0])
             old.awake.clear()
             fail_over(groups, new)
@@ -158,9 +159,7 @@ def test_what_a_node_hands_out_as_it_becomes_the_master_is_not_left_behind() -> 
             pair(queues=1) as (old, new, groups),
             Consumer([old.endpoint, new.endpoint], "t", "g") as consumer,
         ):
-            groups.queues[0].release([b"first"])
-            await received(consumer, b"first", 5)
-            await consumer.flush()
+            await begin(consumer, groups)
             await old.stop()
             await until("the poll is at the other node", lambda: groups.waiting[0])
             new.answers_late = True
