@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from delaynode.store import formats
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.commit_log import WriteBatch
 from delaynode.store.log.files import DiskFiles
@@ -48,7 +49,7 @@ class Pair:
 
     def __init__(self, directory: Path, now_ms: int) -> None:
         self.now_ms = now_ms
-        config = ShardConfig()
+        config = ShardConfig(format=formats.NEWEST)
         self.master, self.slave = (
             persist.create(DiskFiles(), str(directory / name), 7, "t", 0, config, now_ms) for name in ("a", "b")
         )

@@ -36,6 +36,7 @@ from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replication.transport.until import wait_until
 from delaynode.server.handlers.rows import RowCalls, RowGroup
 from delaynode.server.quotas import EnqueueQuotas
+from delaynode.store import formats
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import BatchRun
@@ -121,7 +122,7 @@ class Bench:
     async def start(self) -> None:
         for queue in range(SHARDS):
             path, now = str(self.directory / str(queue)), self.clock.now_ms() - 1
-            shard = persist.create(self.files, path, queue + 1, "t", queue, ShardConfig(), now)
+            shard = persist.create(self.files, path, queue + 1, "t", queue, ShardConfig(format=formats.NEWEST), now)
             persist.accept_epoch(self.files, path, shard, 1)
             self.hosts.append(ShardHost(shard, path, self.resources))
             await self.hosts[-1].start(1, "n0")
