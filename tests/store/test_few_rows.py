@@ -11,14 +11,16 @@ import pytest
 from delaynode.store import columns
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log import checks
-from delaynode.store.log.incoming_batch import columns_of, resolve_due
+from delaynode.store.log.frames import Frame, FrameKind, append_prefix, column_bytes
+from delaynode.store.log.incoming_batch import BatchRun, columns_of, resolve_due
 from delaynode.store.queue.consume_queue import OWN_WORD, QUEUED, QUEUED_BYTES
-from delaynode.store.types import Pair
+from delaynode.store.types import MAX_SEQ, Pair
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.support.consuming import World
 from tests.store.support.walks import few_rows, times, walk
+from tests.store.support.world import SMALL
 from tests.store.test_store_model import EVERYTHING
 
 MANY = (0, 0)  # nothing counts as few
@@ -33,6 +35,24 @@ def test_the_same_life_leaves_the_same_files(few: tuple[int, int]) -> None:
         assert one.shard.index.pending_bytes == other.shard.index.pending_bytes
         assert one.shard.producers.rows().tobytes() == other.shard.producers.rows().tobytes()
         assert one.shard.space.ledger.segments.tobytes() == other.shard.space.ledger.segments.tobytes()
+
+
+@pytest.mark.parametrize(("after_ms", "seq"), [*product((-1, 0, 1), (-1, 0, MAX_SEQ))])
+def test_a_message_at_the_windows_bound_is_in_it_both_ways_or_in_neither(after_ms: int, seq: int) -> None:
+    """Frames may say anything: a negative seq too, which no master gives."""
+    held = []
+    for few in (MANY, (8, 0)):
+        with few_rows(*few):
+            shard = World(1, SMALL).shard
+            shard.loader.load_past(Pair(shard.wall_ms + 1_000, 0))
+            bound = shard.index.window.bound
+            size = np.array([9], np.uint32)
+            columns = column_bytes(np.array([bound.due + after_ms]), size, size, size)
+            payload = memoryview(b"".join((append_prefix([BatchRun(0, 0, 1)]), *columns, bytes(9))))
+            shard.apply(Frame(FrameKind.APPEND, 0, 1, 1, seq, shard.wall_ms, shard.applied, 0, payload))
+            assert shard.index.pending == 1
+            held.append(len(shard.index.window))
+    assert held == [int((after_ms, seq) <= (-1, MAX_SEQ))] * 2
 
 
 def files_of(world: World) -> dict[str, bytes]:

@@ -213,14 +213,14 @@ def broken(*args: object, **kwargs: object) -> None:
 
 
 EFFECTS: dict[FrameKind, tuple[Operation, Callable[[Shard], object], str]] = {
-    FrameKind.APPEND: (enqueue, lambda shard: shard.index, "insert"),
+    FrameKind.APPEND: (enqueue, lambda shard: shard.index, "_arrive"),
     FrameKind.APPEND_RUNS: (enqueue_two, lambda shard: shard.producers, "store"),
     FrameKind.APPEND_IDS: (enqueue_with_id, lambda shard: shard.message_ids, "add"),
     FrameKind.SCHEDULE: (put_schedule, lambda shard: shard.schedules, "apply"),
     FrameKind.FIRE: (fire, lambda shard: shard.schedules, "fire"),
     FrameKind.FIRE_AGAIN: (fire_again, lambda shard: shard.schedules, "fire"),
-    FrameKind.TICK: (tick, lambda shard: shard.queue, "stage"),
-    FrameKind.TICK_AHEAD: (tick_ahead, lambda shard: shard.queue, "stage"),
+    FrameKind.TICK: (tick, lambda shard: shard.space, "on_release"),
+    FrameKind.TICK_AHEAD: (tick_ahead, lambda shard: shard.space, "on_release"),
     FrameKind.CANCEL: (cancel, lambda shard: shard.index, "delete"),
     FrameKind.RESCHEDULE: (reschedule, lambda shard: shard.index, "reinsert"),
     FrameKind.GROUP: (join, lambda shard: shard.consumers, "_add"),

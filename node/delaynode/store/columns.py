@@ -19,6 +19,11 @@ def is_few(count: int) -> bool:
     return count <= FEW
 
 
+def is_one(count: int) -> bool:
+    """Whether there is one row, to be taken as plain numbers: no row is where tests have FEW as 0."""
+    return count == 1 <= FEW
+
+
 def total(column: Array) -> int:
     """The sum of a column (n,) of whole numbers."""
     return sum(column.tolist()) if is_few(len(column)) else int(column.sum(dtype=np.int64))

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from delayapi.durations import format_ms
 
-from delaynode.store.columns import at_or_below, highest, lowest, offsets_from
+from delaynode.store.columns import at_or_below, highest, is_one, lowest, offsets_from
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Damaged, Impossible, Refused, Unappliable
-from delaynode.store.log.checks import record_checks
+from delaynode.store.log.checks import record_check, record_checks
 from delaynode.store.log.commit_log import CommitLog, WriteBatch
 from delaynode.store.log.frames import (
     APPENDS,
@@ -81,8 +81,7 @@ from delaynode.store.queue.consumers import Consumers
 from delaynode.store.queue.message_ids import MessageIds, first_of_each
 from delaynode.store.queue.producers import FirstAnswer, Producers
 from delaynode.store.queue.schedules import Schedules
-from delaynode.store.timer.due_window import ReleasedColumns as Taken
-from delaynode.store.timer.due_window import before
+from delaynode.store.timer.due_window import Released, ReleasedFew, before
 from delaynode.store.timer.index import TimerIndex
 from delaynode.store.timer.loader import WindowLoader
 from delaynode.store.timer.scan import SlotSnapshotCache
@@ -384,6 +383,9 @@ class Shard:
     def _apply_append(self, a: Append, first_seq: int, wall_ms: int, end: int, *, arrived: bool = True) -> None:
         """arrived: their senders sent them now, so that they are not late before."""
         n = len(a.due)
+        if is_one(n) and not len(a.ids) and (due := a.due.item()) > max(self.index.watermark.due, wall_ms):
+            self._apply_one(a, due, first_seq, wall_ms)
+            return
         seq = np.arange(first_seq, first_seq + n, dtype=np.int64)
         at = offsets_from(a.size, a.records_at)
         check = record_checks(a.records, a.records_at, a.size, seq)
@@ -406,6 +408,14 @@ class Shard:
         self._store_answers(a.runs, first_seq, wall_ms)
         if len(a.ids):
             self.message_ids.add(a.ids, seq, a.due, self.producers.time_ms)
+
+    def _apply_one(self, a: Append, due: int, seq: int, wall_ms: int) -> None:
+        """_apply_append() of a message alone that is not due yet, in plain numbers."""
+        self.space.ledger.hold(1, len(a.records))
+        check = record_check(a.records, a.records_at, seq)
+        self.index.insert_one((due, seq, a.records_at, a.size.item(), a.key.item(), a.tag.item(), DEFAULT, check))
+        self.next_seq = seq + 1
+        self._store_answers(a.runs, seq, wall_ms)
 
     def _latest_ms(self, due: I64, wall_ms: int) -> int:
         """The latest of the dues (n,) that a frame of `wall_ms` releases, where it is after that; else 0."""
@@ -490,15 +500,18 @@ class Shard:
             self._release(taken, now_ms, end)
         return len(taken)
 
-    def _release(self, taken: Taken, wall_ms: int, end: int) -> None:
+    def _release(self, taken: Released, wall_ms: int, end: int) -> None:
         """Stage the rows that a TICK of `wall_ms`, which ends at log offset `end`, took out of the window."""
         self.space.on_tick(wall_ms)
         if len(taken):
             self.space.on_release(wall_ms)
-            latest_ms = self._latest_ms(taken.due, wall_ms)
-            self.queue.stage(
-                end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check, latest_ms=latest_ms
-            )
+            latest_ms = taken.latest_due if taken.latest_due > wall_ms else 0
+            if isinstance(taken, ReleasedFew):
+                self.queue.stage_few(end, taken.rows, latest_ms)
+            else:
+                self.queue.stage(
+                    end, taken.due, taken.seq, taken.offset, taken.size, taken.tag, taken.check, latest_ms=latest_ms
+                )
 
     def raise_format(self, new: int) -> None:
         """Write in this format from now on: all nodes read it, or this copy has it already."""

@@ -21,6 +21,10 @@ Buffers = Sequence[Buffer]
 Array = npt.NDArray[Any]  # a column of whatever dtype
 MAX_SEQ = 2**63 - 1
 
+Row = tuple[int, int, int, int, int, int, int, int]
+"""A unit (timer/units.py) as plain numbers, in the order of its fields: due and seq come first, so rows sort by
+them."""
+
 
 def raw(array: Array) -> memoryview:
     """The bytes of a contiguous array, not copied."""

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, after, before
+from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, ReleasedFew, after, before
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, units
 from delaynode.store.types import MAX_SEQ, Pair
 
@@ -105,9 +105,12 @@ class WindowAndModel:
             return
         most = self.rng.choice([1, 3, 50, 10**6])
         taken = self.window.drain(target, most)
-        got = list(zip(taken.due.tolist(), taken.seq.tolist(), strict=True))
+        if isinstance(taken, ReleasedFew):
+            got, offsets = [row[:2] for row in taken.rows], [row[2] for row in taken.rows]
+        else:
+            got, offsets = list(zip(taken.due.tolist(), taken.seq.tolist(), strict=True)), taken.offset.tolist()
         assert got == sorted(key for key in self.live if key <= taken.watermark)
-        assert taken.offset.tolist() == [self.live[key] for key in got]
+        assert offsets == [self.live[key] for key in got]
         assert len(got) <= most
         assert self.watermark <= taken.watermark <= target
         rows = sum(key <= target for key in (*self.live, *self.dead))

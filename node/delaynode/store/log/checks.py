@@ -16,6 +16,7 @@ message and cost five times as much.
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -139,11 +140,11 @@ def checks_of(records: Sequence[Buffer], offset: I64, size: I64, seq: I64) -> U3
 
 
 def _scalar_checks(records: Sequence[Buffer], offset: Sequence[int], seq: Sequence[int]) -> U32:
-    return np.array([*map(_scalar_check, records, offset, seq)], np.uint32)
+    return np.array([*map(record_check, records, offset, seq)], np.uint32)
 
 
-def _scalar_check(record: Buffer, offset: int, seq: int) -> int:
-    """_checks() and _mixed() of one record, as plain numbers."""
+def record_check(record: Buffer, offset: int, seq: int) -> int:
+    """The check of one record, which lies at this log offset."""
     total = record_sum(record, offset) if IS_COMPILED else _record_sum(record, offset)
     first, second, third, fourth = MIX_INTS
     total = total * first & WORD
@@ -269,19 +270,23 @@ def _add_unit_sums(sums: U64, words: U32, factors: U64) -> None:
 
 def _scalar_unit_checks(units: Records, positions: Sequence[int], own: int, bits: int, uid: int) -> U64:
     """unit_checks() of a few, as plain numbers."""
-    width = units.dtype.itemsize // 4
+    stored, size = units.tobytes(), units.dtype.itemsize
+    each = [stored[at : at + size] for at in range(0, len(stored), size)]
+    checks = [unit_check(unit, place, own, bits, uid) for unit, place in zip(each, positions, strict=True)]
+    return np.array(checks, np.uint64)
+
+
+def unit_check(unit: bytes, position: int, own: int, bits: int, uid: int = 0) -> int:
+    """unit_checks() of one unit as it is stored, a number of `bits` bits."""
+    width = len(unit) // 4
+    mixed = (position + uid) * FACTOR_INTS[width]
     if IS_COMPILED and bits == 32:  # nothing of the word counts that has the own check
-        factors, stored, size = _factor_bytes(width, own), units.tobytes(), 4 * width
-        sums = [unit_sum(stored[at : at + size], factors) for at in range(0, len(stored), size)]
-        mixed = [one + (place + uid) * FACTOR_INTS[width] for one, place in zip(sums, positions, strict=True)]
-        return np.array([(one & WORD) >> 32 for one in mixed], np.uint64)
-    words, checks = units.view("<u4").tolist(), []
-    rest = (1 << 32 - bits) - 1  # of the word that holds the own check, what is not the check
-    for row, position in enumerate(positions):
-        of_unit = words[row * width : (row + 1) * width]
-        of_unit[own] &= rest
-        checks.append(sum(map(mul, of_unit, FACTOR_INTS)) + (position + uid) * FACTOR_INTS[width] & WORD)
-    return np.array(checks, np.uint64) >> np.uint64(64 - bits)
+        mixed += unit_sum(unit, _factor_bytes(width, own))
+    else:
+        words = list(struct.unpack(f"<{width}I", unit))
+        words[own] &= (1 << 32 - bits) - 1  # of the word that holds the own check, what is not the check
+        mixed += sum(map(mul, words, FACTOR_INTS))
+    return (mixed & WORD) >> 64 - bits
 
 
 @lru_cache

@@ -7,17 +7,19 @@ unit, 40 bytes, at 40 * queue offset
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from delaynode.store.columns import is_few
 from delaynode.store.errors import Damaged
-from delaynode.store.log.checks import first_difference, unit_checks
+from delaynode.store.log.checks import first_difference, unit_check, unit_checks
 from delaynode.store.log.files import Files
 from delaynode.store.log.segments import SegmentedFile
-from delaynode.store.types import I64, U32, Array, Records, raw
+from delaynode.store.types import I64, U32, Array, Records, Row, raw
 
 QUEUED = np.dtype(
     [
@@ -31,6 +33,7 @@ QUEUED = np.dtype(
     ]
 )
 QUEUED_BYTES = QUEUED.itemsize
+_UNIT = struct.Struct("<qIIqqII")
 TAIL_ROWS = 64  # of the last commit that are kept: a consumer that waits gets them without asking the file
 OWN_WORD = QUEUED_BYTES // 4 - 1
 
@@ -100,6 +103,15 @@ class ConsumeQueue:
         rows["size"], rows["tag"], rows["check"] = size, tag, check
         rows["own"] = own_checks(rows, self.end, self.uid)
         self._staged.append((frame_end, ReleasedRows(rows, arrived_ms, latest_ms)))
+        self.end += len(rows)
+
+    def stage_few(self, frame_end: int, rows: Sequence[Row], latest_ms: int) -> None:
+        """stage() of what was in the due window, as plain numbers."""
+        units = bytearray()
+        for at, (due, seq, offset, size, _, tag, _, check) in enumerate(rows, self.end):
+            unit = _UNIT.pack(offset, size, tag, due, seq, check, 0)
+            units += unit[:-4] + unit_check(unit, at, OWN_WORD, 32, self.uid).to_bytes(4, "little")
+        self._staged.append((frame_end, ReleasedRows(np.frombuffer(units, QUEUED), 0, latest_ms)))
         self.end += len(rows)
 
     def commit(self, committed_offset: int, now_ms: int) -> list[ReleasedRows]:

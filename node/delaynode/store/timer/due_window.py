@@ -8,24 +8,22 @@ the latest rows; they are read from the wheel again when they are near.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from heapq import heappop, heappush
+from typing import TypeAlias
 
 import numpy as np
 
-from delaynode.store.columns import at_or_below, is_few, lowest, release_order
+from delaynode.store.columns import at_or_below, is_few, lowest, release_order, total
 from delaynode.store.timer.units import DEFAULT, DELETE, DELETE_MOVED, UNIT, concatenated
-from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records
+from delaynode.store.types import I64, MAX_SEQ, U32, Array, Bools, Pair, Records, Row
 
 RUN_COLUMNS = ("due", "seq", "offset", "size", "key", "tag", "check")  # in the order of SortedRun's fields
 CANCELLED_AT, MOVED_AT = -1, -2  # in place of a record's offset: dead, and why
 NEVER = 2**63 - 1  # a due: nothing waits
 MAX_MERGED_RUN = 262_144  # rows: merging larger ones would take twice their memory
 MAX_HEAP = 1024  # rows in the heap
-
-Row = tuple[int, int, int, int, int, int, int, int]
-"""A unit as plain numbers, in the order of its fields: due and seq come first, so rows sort by them."""
 
 
 @dataclass(slots=True)
@@ -105,6 +103,37 @@ class ReleasedColumns:
     def __len__(self) -> int:
         return len(self.due)
 
+    @property
+    def record_bytes(self) -> int:
+        return total(self.size)
+
+    @property
+    def latest_due(self) -> int:
+        return int(self.due[-1])
+
+
+@dataclass(slots=True)  # not frozen: one is made for each message, see docs/benchmarks.md
+class ReleasedFew:
+    """Up to FEW rows that one tick releases, in (due, seq) order, as plain numbers; and the watermark after it."""
+
+    rows: list[Row]
+    watermark: Pair
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def record_bytes(self) -> int:
+        return sum(row[3] for row in self.rows)
+
+    @property
+    def latest_due(self) -> int:
+        return self.rows[-1][0]
+
+
+Released: TypeAlias = ReleasedColumns | ReleasedFew
+"""What one tick releases."""
+
 
 class DueWindow:
     """Holds every live message with watermark < (due, seq) < bound, about `limit` rows at most."""
@@ -129,15 +158,23 @@ class DueWindow:
         """Arrivals below the bound, in any order. Copies nothing: the array must stay as it is."""
         if not len(units):
             return
-        if is_few(len(units)) and lowest(units["offset"])[0] >= 0:  # what is dead has no place in the heap
-            for row in units.tolist():
-                heappush(self._heap, row)
-            if len(self._heap) > MAX_HEAP:
-                self._empty_heap()
-        else:
-            self._arrivals.append(units)
-            self._arrived += len(units)
-            self._first_arrival = min(self._first_arrival, int(units["due"].min()))
+        if is_few(len(units)) and lowest(units["offset"])[0] >= 0:
+            self.add_few(units.tolist())
+            return
+        self._arrivals.append(units)
+        self._arrived += len(units)
+        self._first_arrival = min(self._first_arrival, int(units["due"].min()))
+        self._keep_limit()
+
+    def add_few(self, rows: Iterable[Row]) -> None:
+        """add() of live rows, as plain numbers: what is dead has no place in the heap."""
+        for row in rows:
+            heappush(self._heap, row)
+        if len(self._heap) > MAX_HEAP:
+            self._empty_heap()
+        self._keep_limit()
+
+    def _keep_limit(self) -> None:
         if len(self) > self.limit:
             self._shed(max(1, self.limit * 3 // 4))
 
@@ -224,7 +261,7 @@ class DueWindow:
 
         return count
 
-    def drain(self, target: Pair, max_rows: int, max_live: int | None = None) -> ReleasedColumns:
+    def drain(self, target: Pair, max_rows: int, max_live: int | None = None) -> Released:
         """Remove what is at or below `target`, at most `max_rows` rows and `max_live` live ones, in (due, seq) order.
 
         Its watermark is `target`, or the last row taken where one of these cut it short.
@@ -283,14 +320,17 @@ class DueWindow:
             rows.append(heappop(self._heap))
         return rows
 
-    def _drain_heap(self, target: Pair, most: int) -> ReleasedColumns:
+    def _drain_heap(self, target: Pair, most: int) -> Released:
         """drain() where the heap alone has rows at or below `target`: all of them live."""
         rows = self._pop(target, most)
         cut = bool(self._heap) and self._heap[0][:2] <= target
+        watermark = Pair(*rows[-1][:2]) if cut else target
+        if is_few(len(rows)):
+            return ReleasedFew(rows, watermark)
         due, seq, offset, size, _, tag, _, check = zip(*rows, strict=True)
         return ReleasedColumns(
             np.array(due, np.int64), np.array(seq, np.int64), np.array(offset, np.int64), np.array(size, np.uint32),
-            np.array(tag, np.uint32), np.array(check, np.uint32), watermark=Pair(due[-1], seq[-1]) if cut else target,
+            np.array(tag, np.uint32), np.array(check, np.uint32), watermark=watermark,
         )  # fmt: skip
 
     def kill(self, due: I64, seq: I64, mark: int) -> None:

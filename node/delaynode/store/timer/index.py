@@ -20,13 +20,13 @@ from delayapi.units import DAY_MS, HOUR_MS, MINUTE_MS
 from delaynode.store.columns import highest, total
 from delaynode.store.timer.cascade import CHUNK_UNITS, Cascade, CascadeJob, ChainReader
 from delaynode.store.timer.cleanup import STEP_UNITS, CleanupCycle, CleanupJob
-from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, ReleasedColumns, after
+from delaynode.store.timer.due_window import CANCELLED_AT, MOVED_AT, NEVER, DueWindow, Released, after, before
 from delaynode.store.timer.jobs import FlushJob, FlushLayout, LoadJob, SlotRef, TimerView
 from delaynode.store.timer.scan import MessageFilter, MessageSetFilter, ScanJob, SlotSnapshotCache
 from delaynode.store.timer.timer_log import UNIT_BYTES, Flush, LogRange, RepairFlush, TimerLog, build_flush
 from delaynode.store.timer.units import DELETE, DELETE_MOVED, UNIT, change_of, concatenated, live_units, units
 from delaynode.store.timer.wheel import NOWHERE, TimerWheel
-from delaynode.store.types import I64, U32, Bools, Pair, Records
+from delaynode.store.types import I64, U32, Bools, Pair, Records, Row
 
 CLEAN_SEGMENTS = 2  # TimerLog files that may be of no use before a cleaning is worth its reads
 MINUTE_SLOTS = 2 * 1440
@@ -116,6 +116,15 @@ class TimerIndex:
             self.window.add(rows[self.window.covers(rows["due"], rows["seq"])])
         self._count(rows, 1)
 
+    def insert_one(self, row: Row) -> None:
+        """insert() of one, as plain numbers."""
+        rows = np.array([row], UNIT)
+        self._arrive(rows)
+        if row[:2] <= before(self.window.bound):
+            self.window.add_few((row,))
+        self.pending += 1
+        self.pending_bytes += row[3]
+
     def delete(self, due: I64, seq: I64, size: U32, *, moved: bool) -> None:
         """These live messages are dead from here on."""
         rows = units(due, seq, 0, size, 0, 0, DELETE_MOVED if moved else DELETE)
@@ -135,12 +144,12 @@ class TimerIndex:
         self._arrive(rows)
         self.window.relocate(rows)
 
-    def release(self, target: Pair, max_rows: int, max_live: int | None = None) -> ReleasedColumns:
+    def release(self, target: Pair, max_rows: int, max_live: int | None = None) -> Released:
         """Take what is at or below `target` (which must be loaded) out of the window; moves the watermark."""
         taken = self.window.drain(target, max_rows, max_live)
         self.watermark = taken.watermark
         self.pending -= len(taken)
-        self.pending_bytes -= total(taken.size)
+        self.pending_bytes -= taken.record_bytes
         return taken
 
     def _arrive(self, rows: Records) -> None:
