@@ -1,5 +1,7 @@
 """What the event loop pays for messages that travel one by one: `python -m benchmarks.looptime [--directory DIR]`.
 
+With --parts also for what, by the functions of PARTS, each without those that it calls.
+
     store    a request at a time, for one of eight shards after the other, from the edge's hand to the answer
     late     1,000 messages a second, due 30 ms after they are sent: stored, released, received and acknowledged
 
@@ -16,9 +18,10 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +30,11 @@ import numpy as np
 from delayedge import Writes
 from delaynode.auth.identity import ANONYMOUS
 from delaynode.auth.rights import Rights
-from delaynode.loop import new_loop
+from delaynode.loop import ExactSelector, new_loop
 from delaynode.metrics import NodeMetrics
 from delaynode.node.node import WRITE_THREADS
-from delaynode.replica.hosts.host import NodeResources
+from delaynode.replica.hosts.host import CopyHost, NodeResources
+from delaynode.replica.hosts.maintenance import Maintenance
 from delaynode.replica.hosts.master import ShardHost
 from delaynode.replica.hosts.sync_threads import Syncer
 from delaynode.replication.transport.until import wait_until
@@ -41,7 +45,9 @@ from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.log.incoming_batch import BatchRun
 from delaynode.store.maintenance import persist
-from delaynode.store.shard import Appended
+from delaynode.store.queue.consume_queue import ConsumeQueue
+from delaynode.store.queue.consumers import Consumers
+from delaynode.store.shard import Appended, Shard
 from delayregistry.model import TopicType
 
 SHARDS, CHUNK = 8, 100
@@ -172,23 +178,92 @@ class Bench:
                 waiting, acknowledged_s = [], time.monotonic()
 
 
-async def measure(name: str, work: Callable[[], Awaitable[None]], chunks: int) -> None:
+PARTS: dict[str, Sequence[tuple[type, str]]] = {
+    "looks for events, and sleeps": [(ExactSelector, "select")],
+    "a request's way to its shard": [(RowCalls, "take"), (ShardHost, "enqueue_many")],
+    "APPEND: frame and effect": [(ShardHost, "append")],
+    "its answer": [(RowCalls, "_answer")],
+    "TICK: frame and effect": [(ShardHost, "_tick")],
+    "when to tick, and upkeep": [
+        (ShardHost, "_next_wakeup"), (ShardHost, "_fire"), (Consumers, "expire"), (Maintenance, "check"),
+        (Maintenance, "check_units"),
+    ],
+    "frames sealed and handed to the threads that write": [(Syncer, "_start_directs")],
+    "ends of writes, commits": [(Syncer, "_look")],
+    "the ConsumeQueue's file": [(ConsumeQueue, "commit")],
+    "what becomes visible, and who waits for it": [(CopyHost, "_show"), (CopyHost, "on_visible_rows")],
+    "a delivery: which messages": [(Consumers, "deliver"), (Consumers, "join")],
+    "their records, read and checked": [(Shard, "read_cached")],
+    "ACK: frame and effect": [(Consumers, "acknowledge")],
+}  # fmt: skip
+REST = "the rest: the event loop, its tasks and timers, and this benchmark"
+
+
+class Parts:
+    """How long the loop's thread is in which part, ns of processor time."""
+
+    def __init__(self) -> None:
+        self.spent_ns = dict.fromkeys((*PARTS, REST), 0)
+        self._open: list[str] = [REST]
+        self._since_ns = 0
+        for part, functions in PARTS.items():
+            for owner, name in functions:
+                setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def start(self) -> None:
+        self.spent_ns = dict.fromkeys(self.spent_ns, 0)
+        self._since_ns = time.thread_time_ns()
+
+    def _enter(self, part: str) -> None:
+        self._pass()
+        self._open.append(part)
+
+    def _leave(self) -> None:
+        self._pass()
+        self._open.pop()
+
+    def _pass(self) -> None:
+        now_ns = time.thread_time_ns()
+        self.spent_ns[self._open[-1]] += now_ns - self._since_ns
+        self._since_ns = now_ns
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._enter(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._leave()
+
+        return timed
+
+    def table(self, messages: int) -> str:
+        self._pass()
+        return "\n".join(f"  {spent / messages / 1e3:6.1f}  {part}" for part, spent in self.spent_ns.items() if spent)
+
+
+async def measure(name: str, work: Callable[[], Awaitable[None]], chunks: int, parts: Parts | None) -> None:
     spent = []
-    for _ in range(chunks + 2):  # two to warm up
+    for number in range(chunks + 2):  # two to warm up
+        if number == 2 and parts is not None:
+            parts.start()
         began_ns = time.thread_time_ns()
         await work()
         spent.append((time.thread_time_ns() - began_ns) / CHUNK / 1e3)
     spent = sorted(spent[2:])
     print(f"{name}: {spent[chunks // 5]:.0f} us a message, median {spent[chunks // 2]:.0f}", flush=True)
+    if parts is not None:
+        print(parts.table(chunks * CHUNK), flush=True)
 
 
-async def run(directory: Path, chunks: int) -> None:
+async def run(directory: Path, chunks: int, parts: Parts | None) -> None:
     with ThreadPoolExecutor(4) as pool:
         bench = Bench(directory, pool)
         await bench.start()
-        await measure("store", bench.store, chunks)
+        await measure("store", bench.store, chunks, parts)
         consumers = [asyncio.create_task(bench.consume(host)) for host in bench.hosts]
-        await measure("late", bench.late, chunks)
+        await measure("late", bench.late, chunks, parts)
         for consumer in consumers:
             consumer.cancel()
             with suppress(asyncio.CancelledError):
@@ -200,12 +275,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", help="where the shards' files go: on the disk that is meant")
     parser.add_argument("--chunks", type=int, default=30)
+    parser.add_argument("--parts", action="store_true", help="also what it goes to: costs about a tenth more")
     options = parser.parse_args()
+    parts = Parts() if options.parts else None
     with (
         tempfile.TemporaryDirectory(dir=options.directory) as directory,
         asyncio.Runner(loop_factory=new_loop) as runner,
     ):
-        runner.run(run(Path(directory), max(5, options.chunks)))
+        runner.run(run(Path(directory), max(5, options.chunks), parts))
 
 
 if __name__ == "__main__":
