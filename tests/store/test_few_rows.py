@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from types import ModuleType
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from delaynode.store import columns
+from delaynode.store import columns, shard
 from delaynode.store.errors import Damaged, Refused
 from delaynode.store.log import checks
 from delaynode.store.log.frames import Frame, FrameKind, append_prefix, column_bytes
 from delaynode.store.log.incoming_batch import BatchRun, columns_of, resolve_due
+from delaynode.store.queue import consume_queue
 from delaynode.store.queue.consume_queue import OWN_WORD, QUEUED, QUEUED_BYTES
 from delaynode.store.types import MAX_SEQ, Pair
 from hypothesis import given
@@ -43,15 +45,15 @@ def test_a_message_at_the_windows_bound_is_in_it_both_ways_or_in_neither(after_m
     held = []
     for few in (MANY, (8, 0)):
         with few_rows(*few):
-            shard = World(1, SMALL).shard
-            shard.loader.load_past(Pair(shard.wall_ms + 1_000, 0))
-            bound = shard.index.window.bound
+            copy = World(1, SMALL).shard
+            copy.loader.load_past(Pair(copy.wall_ms + 1_000, 0))
+            bound = copy.index.window.bound
             size = np.array([9], np.uint32)
             columns = column_bytes(np.array([bound.due + after_ms]), size, size, size)
             payload = memoryview(b"".join((append_prefix([BatchRun(0, 0, 1)]), *columns, bytes(9))))
-            shard.apply(Frame(FrameKind.APPEND, 0, 1, 1, seq, shard.wall_ms, shard.applied, 0, payload))
-            assert shard.index.pending == 1
-            held.append(len(shard.index.window))
+            copy.apply(Frame(FrameKind.APPEND, 0, 1, 1, seq, copy.wall_ms, copy.applied, 0, payload))
+            assert copy.index.pending == 1
+            held.append(len(copy.index.window))
     assert held == [int((after_ms, seq) <= (-1, MAX_SEQ))] * 2
 
 
@@ -145,12 +147,16 @@ def test_the_first_bad_flag_is_named(few: tuple[int, int]) -> None:
     assert answer == ("BAD_COLUMNS", "column relative: message 1 is neither 0 nor 1")
 
 
-def test_a_planted_difference_is_found() -> None:
+@pytest.mark.parametrize(
+    ("where", "name"), [(checks, "_scalar_unit_checks"), (consume_queue, "unit_check"), (shard, "record_check")]
+)
+def test_a_planted_difference_is_found(where: ModuleType, name: str) -> None:
     """The comparison can fail: where few rows get a wrong check, a read finds it, or the files differ."""
-    real = checks._scalar_unit_checks
+    real = getattr(where, name)
 
     def wrong(*arguments: object) -> object:
-        return real(*arguments) ^ np.uint64(1)  # type: ignore[arg-type]
+        answer = real(*arguments)
+        return answer ^ (1 if isinstance(answer, int) else np.uint64(1))
 
-    with patch.object(checks, "_scalar_unit_checks", wrong), pytest.raises((AssertionError, Damaged)):
+    with patch.object(where, name, wrong), pytest.raises((AssertionError, Damaged)):
         test_the_same_life_leaves_the_same_files((8, 1024))
