@@ -14,6 +14,8 @@ from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import Api
 from delayoperator.kube.caches import ObjectCaches
 from delayoperator.metrics import OperatorCollector
+from delaysink.figures import SinkFigures
+from prometheus_client.core import Metric
 
 from tests.chart.places import CHART, Json, read
 
@@ -23,6 +25,12 @@ TARGET_LABELS = {"namespace", "pod", "job", "container", "endpoint", "instance"}
 
 def exposed() -> dict[str, set[str]]:
     """Every series of a node that has done everything once, and of the operator, with its labels."""
+    families = [*node_families(), *operator_collector().collect()]
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def node_families() -> list[Metric]:
+    """The metrics of a node that has done everything once, under the compiled edge."""
     metrics = NodeMetrics()
     for counter in (metrics.enqueued, metrics.released, metrics.acknowledged, metrics.cancelled, metrics.dead):
         counter["orders"] = 1
@@ -37,8 +45,11 @@ def exposed() -> dict[str, set[str]]:
     collector.loads = {"orders": TopicLoad(1, (1, 1, 1, 1), groups={"mail": GroupLoad()})}
     collector.flow = FlowFigures(refused=1, panics=0)
     collector.state = NodeState(certificates=(("server", True, 1e9),))
-    families = [*collector.collect(), *operator_collector().collect()]
-    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    return list(collector.collect())
+
+
+def sink_families() -> list[Metric]:
+    return list(SinkFigures("hooks").registry.collect())
 
 
 def operator_collector() -> OperatorCollector:
