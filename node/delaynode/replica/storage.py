@@ -183,8 +183,17 @@ class ReplicaStorage:
         try:
             hold = partial(snapshot.hold_checkpoint, self._files, self.directory, f"{self.context.boot_ms()}")
             async with self.context.resources.checkpoints:  # files come and go with checkpoints
-                source: SnapshotSource = await (master.off_loop(hold) if master is not None else self.off_loop(hold))
+                held = master.off_loop(hold) if master is not None else self.off_loop(hold)
+                try:
+                    source = await asyncio.shield(held)
+                except asyncio.CancelledError:  # the term is over; the thread goes on
+                    held.add_done_callback(self._release_unused)
+                    raise
         except BaseException:
             transfers.release()
             raise
         return _CountedSnapshot(source, transfers, asyncio.get_running_loop())
+
+    def _release_unused(self, held: asyncio.Future[snapshot.CheckpointSnapshot]) -> None:
+        if not held.cancelled() and held.exception() is None:
+            self.off_loop(held.result().release)

@@ -341,7 +341,7 @@ class Shipping:
                 self._retry_later(member)
             return
         if member.session != session or self._stopped:
-            await self._loop.run_in_executor(self._pool, snapshot.release)
+            self._loop.run_in_executor(self._pool, snapshot.release)  # not awaited: stop() would cancel it
             return
         member.snapshot, member.phase = snapshot, Phase.FETCHING
         self._peers.send(member.node, Bootstrap(self.uid, self.epoch, snapshot.manifest))
