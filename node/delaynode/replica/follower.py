@@ -226,7 +226,7 @@ class ReplicaFollower:
         try:
             incoming = await self._copy.begin_fetch(message.manifest)
         except (OSError, ValueError, Damaged, NewerFormat) as error:
-            self._give_up(f"transfer not begun: {error}")
+            await self._give_up(f"transfer not begun: {error}")
             return
         self._missing_chunks = list(incoming.missing_chunks())[::-1]
         self._outstanding = 0
@@ -246,7 +246,7 @@ class ReplicaFollower:
         try:
             await self._copy.storage.write_chunk(incoming, chunk)
         except (OSError, ValueError) as error:
-            self._give_up(f"piece not stored: {error}")
+            await self._give_up(f"piece not stored: {error}")
             return
         self._outstanding -= 1
         self._request_chunks()
@@ -257,12 +257,13 @@ class ReplicaFollower:
         try:
             await self._copy.end_fetch(self.epoch)
         except (OSError, ValueError, Damaged, NewerFormat) as error:
-            self._give_up(f"transfer not completed: {error}")
+            await self._give_up(f"transfer not completed: {error}")
             return
         self._send_state()
 
-    def _give_up(self, why: str) -> None:
+    async def _give_up(self, why: str) -> None:
         """The master asks again after a while."""
+        await self._copy.storage.abort_fetch()
         self._log_event("transfer-failed", reason=why)
         if self.origin is not None:
             self.origin.reply(FollowRefused(self._copy.uid, self.epoch, self.epoch, False, why))

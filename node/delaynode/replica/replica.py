@@ -152,6 +152,8 @@ class Replica:
 
     def origin_lost(self, origin: Origin) -> None:
         self._follower.on_origin_lost(origin)
+        if self.local.storage.fetching is not None:
+            self._wake()
 
     def from_slave(self, node: str, message: Message) -> None:
         if self.leader is not None:
@@ -181,6 +183,8 @@ class Replica:
         elif self.leadership.is_chosen():
             self._follower.stop()
             await self.leadership.begin_term()
+        elif self.local.storage.fetching is not None and self._follower.origin is None:
+            await self.local.storage.abort_fetch()  # its master is gone; a new one sends all of its own copy
         elif self._inbox and self.leader is None:
             await self._follower.handle(*self._inbox.popleft())
             await asyncio.sleep(0)  # many may wait, and others too

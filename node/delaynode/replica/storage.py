@@ -150,8 +150,9 @@ class ReplicaStorage:
                 await self.off_loop(partial(persist.make_room, self._files, self.directory, shard))
 
     async def discard(self, why: str) -> None:
-        """Throw the copy away. Nothing may use it any more."""
+        """Throw the copy away, and what has come of another. Nothing may use it any more."""
         self.shard = None
+        await self.abort_fetch()
         await self.off_loop(partial(persist.discard, self._files, self.directory))
         self._log_event("copy-discarded", entry=self.replica_id, reason=why)
         self.replica_id, self.damage, self.newer_format = "", None, False
@@ -159,6 +160,7 @@ class ReplicaStorage:
     # ------------------------------------------------------------ transfers
     async def begin_fetch(self, manifest: bytes) -> snapshot.IncomingCopy:
         """Raises ValueError, OSError."""
+        await self.abort_fetch()
         incoming = await self.off_loop(lambda: snapshot.IncomingCopy(self._files, self.directory, manifest))
         self._log_event("fetching", total_bytes=incoming.total_bytes)
         return incoming
@@ -169,12 +171,23 @@ class ReplicaStorage:
 
     async def end_fetch(self, spec: ShardSpec, epoch: int) -> None:
         """All pieces are here: the copy takes its place. Raises ValueError, OSError, Damaged."""
-        incoming, self.fetching = self.fetching, None
+        incoming = self.fetching
         if incoming is None:
             raise ValueError("nothing is being fetched")
         cluster = self.context.cluster()
         name = "" if cluster is None else cluster.name
         await self.off_loop(lambda: incoming.finish(spec.uid, spec.topic, spec.queue, epoch, name))
+        self.fetching = None
+
+    async def abort_fetch(self) -> None:
+        """Nothing more comes of the copy that is being fetched: its room is given back."""
+        incoming, self.fetching = self.fetching, None
+        if incoming is None:
+            return
+        try:
+            await self.off_loop(incoming.abort)
+        except OSError as error:  # the next transfer tries again
+            self._log_event("copy-not-discarded", reason=str(error))
 
     async def hold_snapshot(self, master: CopyHost | None) -> SnapshotSource:
         """The copy's files for a transfer; a few at once. Raises OSError, Damaged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,18 +12,32 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from delaynode.replica.context import TransferPermits
+from delaynode.replica.follower import ReplicaFollower
+from delaynode.replica.local_copy import LocalCopy
+from delaynode.replica.replica import Replica
+from delaynode.replica.role import ReplicaRole
 from delaynode.replica.storage import ReplicaStorage
 from delaynode.replication.catch_up import CatchUpBudget
-from delaynode.replication.protocol import FollowerState
+from delaynode.replication.protocol import Bootstrap, Follow, FollowerState, FollowRefused, Message, SnapshotChunk
 from delaynode.replication.shipping import Shipping
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.config import ShardConfig
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import persist
-from delayregistry.model import ShardSpec
+from delaynode.store.maintenance.snapshot import CHUNK_BYTES, sealed_chunk
+from delayregistry.model import ShardObject, ShardSpec, Version
+
+from tests.serve.replica.test_follower import EPOCH, Connection, Leases
 
 SPEC = ShardSpec(1, "orders", 0, ("n1", "n2"))
+FILES = [[f"log/{0:020d}", 2 * CHUNK_BYTES], ["checkpoint", CHUNK_BYTES]]
+MANIFEST = json.dumps({"version": 7, "uid": 1, "log_offset": 1, "horizon_ms": 1, "files": FILES}).encode()
+PIECES = [
+    SnapshotChunk(1, EPOCH, file, at, sealed_chunk(bytes(CHUNK_BYTES)))
+    for file, at in ((0, 0), (0, CHUNK_BYTES), (1, 0))
+]
 
 
 @contextmanager
@@ -94,5 +109,75 @@ def test_a_snapshot_is_released_when_the_term_ends_before_a_thread_is_free_for_t
             await asyncio.sleep(0.01)
             busy.set()
         assert released.is_set()
+
+    asyncio.run(main())
+
+
+class Fetching:
+    """A node without a copy of the shard, which its master sends one."""
+
+    def __init__(self, node: Any) -> None:
+        self.data, self.connection = Path(node.data), Connection()
+        self.copy = LocalCopy(ShardObject("orders-0", Version("1"), SPEC), node, lambda *_, **__: None, lambda: None)
+        self.copy.become(ReplicaRole.ABSENT)
+        node.replica_leases = Leases()
+        self.follower = ReplicaFollower(self.copy, node, lambda *_, **__: None)
+
+    async def tell(self, *messages: Message) -> None:
+        for message in messages:
+            await self.follower.handle(self.connection, message)
+
+    async def begin(self) -> None:
+        """It has one piece of the log."""
+        await self.tell(Follow(1, EPOCH), Bootstrap(1, EPOCH, MANIFEST), PIECES[0])
+        assert files_below(self.data) == [f"shards/.incoming/orders-0-{1:016x}/log/{0:020d}"]
+
+    def has_nothing_left(self) -> bool:
+        return not files_below(self.data) and self.copy.storage.fetching is None
+
+
+def test_what_has_come_of_a_copy_goes_with_the_replica(tmp_path: Path) -> None:
+    async def main() -> None:
+        with context(tmp_path, DiskFiles()) as node:
+            fetching = Fetching(node)
+            await fetching.begin()
+            await fetching.copy.discard("no replica is wanted here")
+            assert fetching.has_nothing_left()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["a piece is broken", "what has come is no copy"])
+def test_what_has_come_of_a_copy_goes_when_the_transfer_fails(tmp_path: Path, what: str) -> None:
+    """It used to stay until the master offered the copy again: a disk that it had filled stayed full."""
+
+    async def main() -> None:
+        with context(tmp_path, DiskFiles()) as node:
+            fetching = Fetching(node)
+            await fetching.begin()
+            broken = SnapshotChunk(1, EPOCH, 0, CHUNK_BYTES, bytes(CHUNK_BYTES))
+            await fetching.tell(*([broken] if what == "a piece is broken" else PIECES[1:]))
+            refused = fetching.connection.replies[-1]
+            assert isinstance(refused, FollowRefused)
+            assert not refused.damaged
+            assert fetching.has_nothing_left()
+
+    asyncio.run(main())
+
+
+def test_what_has_come_of_a_copy_goes_when_the_link_to_its_master_is_lost(tmp_path: Path) -> None:
+    """None of it is used again, and the master may never come back."""
+
+    async def main() -> None:
+        with context(tmp_path, DiskFiles()) as node:
+            fetching = Fetching(node)
+            await fetching.begin()
+            replica: Any = Replica.__new__(Replica)
+            replica.local, replica._follower, replica._wakeup = fetching.copy, fetching.follower, asyncio.Event()
+            replica.leadership = SimpleNamespace(ended=None, is_chosen=lambda: False, leader=None)
+            replica.origin_lost(fetching.connection)
+            assert replica._wakeup.is_set()
+            await replica._step()
+            assert fetching.has_nothing_left()
 
     asyncio.run(main())

@@ -213,6 +213,10 @@ class IncomingCopy:
         if self._received[file] == size:
             self._files.sync(f"{self._stage}/{path}")
 
+    def abort(self) -> None:
+        """Delete what has come. Raises OSError."""
+        self._files.remove_tree(self._stage)
+
     def finish(self, uid: int, topic: str, queue: int, epoch: int, cluster: str = "") -> ShardIdentity:
         """Put the copy in its place, with an id of its own. epoch: the highest that is known here. cluster: whose copy
         it is, "" where that is not known.
