@@ -86,3 +86,16 @@ class DiskSpace:
                 retry_after_ms=RETRY_MS,
             )
         self._free_bytes -= size
+
+    def check_copy(self, size: int, freed: int) -> None:
+        """Let a whole copy of `size` bytes in, in the place of one of `freed` bytes. Raises Refused DISK_FULL."""
+        free, reserve = self.poll()
+        room = free + freed - reserve
+        if size > room:
+            replaced = f"the copy that it replaces has {freed >> 20:,} MiB, " if freed else ""
+            raise Refused(
+                "DISK_FULL",
+                f"a copy of {size >> 20:,} MiB is larger than what the disk has for it, {max(0, room) >> 20:,} MiB: "
+                f"{free >> 20:,} MiB are free, {replaced}and {reserve >> 20:,} MiB are kept for what is stored already",
+            )
+        self._free_bytes -= max(0, size - freed)

@@ -149,7 +149,7 @@ class Node:
         resources = NodeResources(
             self._files, self.clock, self._syncer, self._pool, self.metrics, self._checkpoints,
             fsync=self._durability() is Durability.FSYNC, log=self.log, disk_tight=self.disk.tight,
-            disk_full=self.disk.full, part_of_ms=wall_part_s,
+            disk_full=self.disk.full, check_copy=self.disk.check_copy, part_of_ms=wall_part_s,
             may_tick=lambda: self._clock.may_tick,
         )  # fmt: skip
         context = ReplicaContext(
@@ -252,9 +252,11 @@ class Node:
         return max(self.config.reserve_bytes, needed_bytes(shards, self.config.in_flight_bytes))
 
     def _unwritten_bytes(self) -> int:
-        """Bytes of the logs that were received and are on their way to the files."""
+        """Bytes that were let in and are on their way to the files: of logs, and of whole copies."""
         logs = [copy.shard.log for copy in self.copies()]
-        return sum(log.end - log.written for log in logs)
+        fetching = [replica.local.storage.fetching for replica in self._replicas or ()]
+        to_come = sum(copy.total_bytes - copy.done_bytes for copy in fetching if copy is not None)
+        return to_come + sum(log.end - log.written for log in logs)
 
     # ------------------------------------------------------------ the clock
     async def _clock_loop(self) -> None:

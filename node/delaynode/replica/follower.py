@@ -25,7 +25,7 @@ from delaynode.replication.protocol import (
     Start,
 )
 from delaynode.replication.transport.peers import Origin
-from delaynode.store.errors import Damaged, NewerFormat
+from delaynode.store.errors import Damaged, NewerFormat, Refused
 from delaynode.store.log.frames import BadFrame, UnknownKind
 
 NEVER_MS = 1 << 40
@@ -225,7 +225,7 @@ class ReplicaFollower:
         self._matched = False
         try:
             incoming = await self._copy.begin_fetch(message.manifest)
-        except (OSError, ValueError, Damaged, NewerFormat) as error:
+        except (OSError, ValueError, Damaged, NewerFormat, Refused) as error:
             await self._give_up(f"transfer not begun: {error}")
             return
         self._missing_chunks = list(incoming.missing_chunks())[::-1]

@@ -132,11 +132,11 @@ class LocalCopy:
     async def begin_fetch(self, manifest: bytes) -> IncomingCopy:
         """The copy that is here is of no use, as the master can't continue it; one that a newer program wrote stays.
 
-        Raises OSError, ValueError, Damaged; then the copy that is here has not been thrown away.
+        Raises OSError, ValueError, Damaged, Refused; then the copy that is here has not been thrown away.
         """
         if self.storage.newer_format:
             raise Damaged(f"not thrown away for another copy: {self.storage.damage}")
-        incoming = await self.storage.begin_fetch(manifest)  # first: a newer master's manifest may be refused
+        incoming = await self.storage.begin_fetch(manifest)  # first: it may be refused
         if self.shard is not None or self.storage.damage is not None:
             await self.discard("a whole copy is fetched")
         self.become(ReplicaRole.FETCHING)

@@ -19,7 +19,7 @@ from delaynode.replication.protocol import SnapshotChunk
 from delaynode.store.errors import Damaged, NewerFormat
 from delaynode.store.maintenance import persist, snapshot
 from delaynode.store.maintenance.marker import is_permanent
-from delaynode.store.maintenance.stored_copy import write_cluster
+from delaynode.store.maintenance.stored_copy import disk_bytes, write_cluster
 from delaynode.store.shard import Shard
 
 T = TypeVar("T")
@@ -159,9 +159,11 @@ class ReplicaStorage:
 
     # ------------------------------------------------------------ transfers
     async def begin_fetch(self, manifest: bytes) -> snapshot.IncomingCopy:
-        """Raises ValueError, OSError."""
+        """Raises ValueError, OSError, NewerFormat, and Refused where the disk has no room for it."""
         await self.abort_fetch()
         incoming = await self.off_loop(lambda: snapshot.IncomingCopy(self._files, self.directory, manifest))
+        here = await self.off_loop(partial(disk_bytes, self._files, self.directory))
+        self.context.resources.check_copy(incoming.total_bytes, here)
         self._log_event("fetching", total_bytes=incoming.total_bytes)
         return incoming
 

@@ -40,6 +40,7 @@ STALLED_MS = 2_000  # a member that has not stored anything for so long is sent 
 BACKLOG_BYTES = 64 << 20  # queued to a node and not taken by the network
 READ_BYTES = 1 << 20  # read from the log at once for a member that is behind: it parses that on its event loop
 FOLLOW_RETRY_SECONDS = 0.5
+OFFER_RETRY_SECONDS = 5.0  # after a whole copy was refused: an offer links all files here, and a disk may stay full
 MAX_CHUNK_BYTES = 4 << 20
 COMMIT_NOTICE_SECONDS = 0.05  # an idle shard's slaves learn of a commit within this
 
@@ -171,14 +172,15 @@ class Shipping:
         if refused.known_epoch > self.epoch:
             self.on_superseded(refused.known_epoch)
             return
+        seconds = OFFER_RETRY_SECONDS if member.phase is Phase.FETCHING else FOLLOW_RETRY_SECONDS
         self._reset(member, Phase.DOWN)
         member.damaged = refused.damaged
         self._log_event("follower-refuses", peer=member.node, reason=refused.reason)
         self.on_changed(member)
-        self._retry_later(member)
+        self._retry_later(member, seconds)
 
-    def _retry_later(self, member: PeerReplica) -> None:
-        self._loop.call_later(FOLLOW_RETRY_SECONDS, self._retry_follow, member, member.session)
+    def _retry_later(self, member: PeerReplica, seconds: float) -> None:
+        self._loop.call_later(seconds, self._retry_follow, member, member.session)
 
     def _retry_follow(self, member: PeerReplica, session: int) -> None:
         if not self._stopped and member.session == session and self.members.get(member.node) is member:
@@ -196,7 +198,7 @@ class Shipping:
                 self._spawn(self._offer(member, member.session))
             else:  # a failover could still choose it: it is taken out of the in-sync set first
                 member.damaged = True
-                self._retry_later(member)
+                self._retry_later(member, FOLLOW_RETRY_SECONDS)
                 self.on_changed(member)
             return
         member.phase, member.next, member.near_end_ms = Phase.STREAMING, at, None
@@ -284,7 +286,7 @@ class Shipping:
             self._log_event("log-not-read", peer=member.node, offset=start, reason=str(error))
             if member.session == session:
                 self._reset(member, Phase.DOWN)
-                self._retry_later(member)  # the link stays up: nobody else would ask
+                self._retry_later(member, FOLLOW_RETRY_SECONDS)  # the link stays up: nobody else would ask
             return
         if member.session != session:
             return
@@ -338,7 +340,7 @@ class Shipping:
         except (OSError, Damaged) as error:
             self._log_event("snapshot-failed", peer=member.node, reason=str(error))
             if member.session == session:
-                self._retry_later(member)
+                self._retry_later(member, FOLLOW_RETRY_SECONDS)
             return
         if member.session != session or self._stopped:
             self._loop.run_in_executor(self._pool, snapshot.release)  # not awaited: stop() would cancel it

@@ -19,18 +19,22 @@ from delaynode.replica.local_copy import LocalCopy
 from delaynode.replica.replica import Replica
 from delaynode.replica.role import ReplicaRole
 from delaynode.replica.storage import ReplicaStorage
+from delaynode.replication import shipping
 from delaynode.replication.catch_up import CatchUpBudget
 from delaynode.replication.protocol import Bootstrap, Follow, FollowerState, FollowRefused, Message, SnapshotChunk
 from delaynode.replication.shipping import Shipping
 from delaynode.replication.transport.until import wait_until
 from delaynode.store.config import ShardConfig
+from delaynode.store.errors import Refused
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import persist
 from delaynode.store.maintenance.snapshot import CHUNK_BYTES, sealed_chunk
+from delaynode.store.maintenance.stored_copy import disk_bytes
 from delayregistry.model import ShardObject, ShardSpec, Version
 
 from tests.serve.replica.test_follower import EPOCH, Connection, Leases
 
+NOW_MS = 1_700_000_000_000
 SPEC = ShardSpec(1, "orders", 0, ("n1", "n2"))
 FILES = [[f"log/{0:020d}", 2 * CHUNK_BYTES], ["checkpoint", CHUNK_BYTES]]
 MANIFEST = json.dumps({"version": 7, "uid": 1, "log_offset": 1, "horizon_ms": 1, "files": FILES}).encode()
@@ -44,6 +48,7 @@ PIECES = [
 def context(data: Path, files: DiskFiles) -> Iterator[Any]:
     with ThreadPoolExecutor(2) as pool:
         resources = SimpleNamespace(files=files, pool=pool, checkpoints=asyncio.Semaphore(1), fsync=True)
+        resources.check_copy = lambda size, freed: None
         yield SimpleNamespace(
             data=str(data), resources=resources, transfers=TransferPermits(), boot_ms=lambda: 7, cluster=lambda: None
         )
@@ -52,6 +57,15 @@ def context(data: Path, files: DiskFiles) -> Iterator[Any]:
 
 def files_below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def master_of(pool: ThreadPoolExecutor, snapshot: Any, send: Any) -> Shipping:
+    """It asks n2 for what it has of the shard."""
+    log: Any = SimpleNamespace(written=0, end=0, epochs=())
+    peers: Any = SimpleNamespace(send=send)
+    master = Shipping(1, EPOCH, log, peers, pool, lambda: 0, snapshot, lambda *_, **__: None, CatchUpBudget())
+    master.set_replicas(["n2"])
+    return master
 
 
 def test_a_snapshot_is_released_when_the_term_ends_while_its_files_are_linked(tmp_path: Path) -> None:
@@ -69,7 +83,7 @@ def test_a_snapshot_is_released_when_the_term_ends_while_its_files_are_linked(tm
         files, snapshots = Slow(), tmp_path / "shards" / ".snapshots"
         with context(tmp_path, files) as node:
             storage = ReplicaStorage(SPEC, node, lambda *_, **__: None)
-            storage.shard = persist.create(files, storage.directory, 1, "orders", 0, ShardConfig(), 1_700_000_000_000)
+            storage.shard = persist.create(files, storage.directory, 1, "orders", 0, ShardConfig(), NOW_MS)
             holding = asyncio.create_task(storage.hold_snapshot(None))
             await wait_until(files.linking.is_set, 0.01)
             holding.cancel()
@@ -94,13 +108,8 @@ def test_a_snapshot_is_released_when_the_term_ends_before_a_thread_is_free_for_t
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(busy.wait)
-            log: Any = SimpleNamespace(written=0, end=0, epochs=(), holds_from=lambda _: True)
-            links: Any = SimpleNamespace(send=lambda *_: None)
-            master = Shipping(
-                1, 1, log, links, pool, lambda: 0, snapshot, lambda *_, **__: None, CatchUpBudget()
-            )  # fmt: skip
-            master.set_replicas(["n2"])
-            master.received("n2", FollowerState(1, 1, "", 0, 0, ()))
+            master = master_of(pool, snapshot, lambda *_: None)
+            master.received("n2", FollowerState(1, EPOCH, "", 0, 0, ()))
             await asyncio.sleep(0)
             master.link_down("n2")
             made.set()
@@ -181,3 +190,57 @@ def test_what_has_come_of_a_copy_goes_when_the_link_to_its_master_is_lost(tmp_pa
             assert fetching.has_nothing_left()
 
     asyncio.run(main())
+
+
+def test_a_copy_for_which_there_is_no_room_is_refused_and_the_one_that_is_here_stays(tmp_path: Path) -> None:
+    """It used to be thrown away, and the new one to fill the disk: then every shard of the node stopped."""
+
+    async def main() -> None:
+        with context(tmp_path, DiskFiles()) as node:
+            fetching, asked = Fetching(node), []
+
+            def check_copy(size: int, freed: int) -> None:
+                asked.append((size, freed))
+                raise Refused("DISK_FULL", "a copy of 2 MiB is larger than what the disk has for it, 1 MiB")
+
+            storage, node.resources.check_copy = fetching.copy.storage, check_copy
+            shard = persist.create(node.resources.files, storage.directory, 1, "orders", 0, ShardConfig(), NOW_MS)
+            storage.shard, here = shard, files_below(tmp_path)
+            await fetching.tell(Follow(1, EPOCH), Bootstrap(1, EPOCH, MANIFEST))
+            assert asked == [(3 * CHUNK_BYTES, disk_bytes(node.resources.files, storage.directory))]
+            refused = fetching.connection.replies[-1]
+            assert isinstance(refused, FollowRefused)
+            assert (refused.damaged, refused.reason) == (
+                False, "transfer not begun: a copy of 2 MiB is larger than what the disk has for it, 1 MiB",
+            )  # fmt: skip
+            assert (storage.shard, files_below(tmp_path), storage.fetching) == (shard, here, None)
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_was_refused_is_offered_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each offer links all files of the master's copy, and logs four lines: a disk may be full for days."""
+    monkeypatch.setattr(shipping, "FOLLOW_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(shipping, "OFFER_RETRY_SECONDS", 0.3)
+
+    async def main() -> None:
+        sent: list[type[Message]] = []
+
+        async def snapshot() -> Any:
+            return SimpleNamespace(log_offset=0, manifest=b"", release=lambda: None)
+
+        with ThreadPoolExecutor(1) as pool:
+            master = master_of(pool, snapshot, lambda _, message: sent.append(type(message)))
+            master.received("n2", FollowRefused(1, EPOCH, 0, False, "this node has no copy of the shard yet"))
+            await asyncio.sleep(0.1)
+            assert sent == [Follow, Follow]
+            master.received("n2", FollowerState(1, EPOCH, "", 0, 0, ()))
+            await asyncio.sleep(0.01)
+            master.received("n2", FollowRefused(1, EPOCH, 1, False, "transfer not begun"))
+            await asyncio.sleep(0.1)
+            assert sent == [Follow, Follow, Bootstrap]
+            await wait_until(lambda: len(sent) == 4, 0.01)
+            assert sent[-1] is Follow
+            master.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 5))

@@ -74,6 +74,8 @@ class NodeResources:
     log: Callable[..., None]  # log(event, **fields)
     disk_tight: Callable[[], bool]  # little is left: free what can be freed
     disk_full: Callable[[], bool] = lambda: False  # not even what enqueues leave free is free
+    # (bytes, bytes of the copy that goes first): room for a whole copy. Raises Refused
+    check_copy: Callable[[int, int], None] = lambda size, freed: None
     part_of_ms: Callable[[], float] = lambda: 0.0  # seconds since the clock's last whole ms
     may_tick: Callable[[], bool] = lambda: True  # this node's clock is one to release by
     intervals: Intervals = field(default_factory=Intervals)  # of maintenance

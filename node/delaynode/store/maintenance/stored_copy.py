@@ -74,7 +74,7 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
     """
     found = replace(
         unreadable(directory, ""), cluster=read_cluster(files, directory), damage=None,
-        disk_bytes=_disk_bytes(files, directory),
+        disk_bytes=disk_bytes(files, directory),
     )  # fmt: skip
     try:
         identity, _ = persist.read_identity(files, directory)
@@ -107,7 +107,7 @@ def _sync(files: Files, directory: str, log: CommitLog, state: Checkpoint) -> No
         raise Damaged(str(error)) from error
 
 
-def _disk_bytes(files: Files, directory: str) -> int:
+def disk_bytes(files: Files, directory: str) -> int:
     paths = [f"{directory}/{name}" for name in files.list(directory)]
     for part in ("log", "timerlog", "queue"):
         paths += [f"{directory}/{part}/{name}" for name in files.list(f"{directory}/{part}")]
