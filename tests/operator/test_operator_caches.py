@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from delayoperator.kube.caches import ObjectCaches
 from delayoperator.kube.worker import Worker
+from delayregistry.kube import SharedWatches
 
+from scripts.names import ROOT
 from tests.operator.stage import NAMESPACE, Stage
 from tests.operator.test_operator_load import ORDERS, until_at_rest
 
@@ -71,3 +75,16 @@ def test_a_round_does_not_do_again_what_the_watches_have_not_told_of_yet(stage: 
     ours = [it for it in owned if "lease" not in it[1] and "delayshards" not in it[1]]
     assert len(ours) == len(set(ours)), ours
     assert [it.status for it in writes if it.status == 409] == []
+
+
+def test_the_limits_page_counts_the_watches() -> None:
+    """By them people size API servers."""
+    nobody: Any = None
+    shared = SharedWatches(nobody, (), print)
+    caches = ObjectCaches(nobody, (), shared, print)
+    watches = {
+        watch.path for watch in [*caches._watches.values(), *(it for scope in shared._scopes.values() for it in scope)]
+    }
+    page = (ROOT / "docs/limits.md").read_text()
+    assert f"An operator that is given namespaces has {len(watches)} watches" in page
+    assert f"One\n  that looks after all namespaces has {len(watches)}." in page
