@@ -198,3 +198,23 @@ def test_a_scan_is_of_no_more_messages_than_a_request_may_name(tmp_path: Path, m
         assert scans.left_over == 0
 
     with_messages(tmp_path, 10, monkeypatch, work)
+
+
+def test_a_cancel_that_waited_for_room_finds_that_the_master_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(inside: Inside, scans: Scans, due: Due) -> None:
+        host, soon = scans.host, now_ms() + 60_000
+        stored = await inside.ask("Enqueue", request("t", 0, [Msg(at_ms=soon)]), pb.EnqueueResponse)
+
+        async def rests() -> None:
+            host.pause("being handed over")
+
+        monkeypatch.setattr(host.maintenance, "wait_room", rests)
+        end = host.shard.log_end
+        with pytest.raises(Aborted, match="being handed over"):
+            await cancel(inside, scans, {stored.first_seq: soon}, stored.first_seq)  # type: ignore[arg-type]
+        assert host.shard.log_end == end
+        host.resume()
+
+    with_messages(tmp_path, 1, monkeypatch, work)

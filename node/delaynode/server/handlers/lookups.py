@@ -53,8 +53,8 @@ class Lookups:
     async def change(self, host: ShardHost, due: I64, seq: I64, time: I64 | None) -> Outcomes:
         """Cancel messages (n,), or give them new dues `time` (n,); what became of each, not committed yet. At most
         MAX_BATCH_MESSAGES. Raises Refused, Damaged, OSError."""
-        host.check_serving()
         await host.maintenance.wait_room()
+        host.check_serving()
         if host.shard.in_window(due, seq):
             return self._apply(host, Lookup(due, seq, None), time)
         request = LookupRequest(due, seq, time, asyncio.get_running_loop().create_future())
