@@ -35,6 +35,7 @@ class Node:
 
     directory: Path
     off_ms: int = 0  # the wall clock's error
+    may_tick: bool = True  # no other nodes' clocks say that it is wrong
     hosts: dict[str, ShardHost] = field(default_factory=dict)
     acknowledged: dict[str, set[Key]] = field(default_factory=dict)
     offered: dict[str, set[Key]] = field(default_factory=dict)
@@ -95,18 +96,18 @@ class Node:
 
 
 @asynccontextmanager
-async def node(directory: Path) -> AsyncIterator[Node]:
+async def node(directory: Path, intervals: Intervals = INTERVALS, config: ShardConfig = CONFIG) -> AsyncIterator[Node]:
     made = Node(directory)
     files = DiskFiles()
     with ThreadPoolExecutor(4) as pool:
         syncer = Syncer()
         resources = NodeResources(
             files, made.clock, syncer, pool, NodeMetrics(), asyncio.Semaphore(1), fsync=True, log=made.log,
-            disk_tight=lambda: False, intervals=INTERVALS,
+            disk_tight=lambda: False, may_tick=lambda: made.may_tick, intervals=intervals,
         )  # fmt: skip
         for queue, name in enumerate(("a", "b")):
             now = made.clock.now_ms() - 1
-            shard = persist.create(files, made.path(name), queue + 1, "t", queue, CONFIG, now)
+            shard = persist.create(files, made.path(name), queue + 1, "t", queue, config, now)
             persist.accept_epoch(files, made.path(name), shard, 1)
             made.hosts[name] = ShardHost(shard, made.path(name), resources)
             made._record_offers(name, made.hosts[name])

@@ -155,6 +155,12 @@ class CopyHost(ABC):
     async def wait_may_append(self) -> None:  # noqa: B027 - a slave never does
         """Return when this process may write frames of its own accord: a master's."""
 
+    def believed_ms(self) -> int:
+        """The present, ms; while this node's clock is not one to release by, no later than the watermark, which was
+        moved by one that was."""
+        now_ms = self.resources.clock.now_ms()
+        return now_ms if self.resources.may_tick() else min(now_ms, self.shard.index.watermark.due)
+
     def behind_ms(self) -> int:
         """Since when the master may have committed what is not known here; 0 on the master itself."""
         return 0

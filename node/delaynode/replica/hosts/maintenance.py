@@ -306,7 +306,7 @@ class Maintenance:
 
     async def _free_all(self) -> None:
         await self._host.wait_may_append()
-        shard, now = self._shard, self._resources.clock.now_ms()
+        shard, now = self._shard, self._host.believed_ms()
         if shard.consumers.expire_dead(now):
             self._host.on_proposed()
         small = time.monotonic() - self._trimmed > self._intervals.trim

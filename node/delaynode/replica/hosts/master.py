@@ -40,6 +40,7 @@ UNSURE_SECONDS = 1.0  # a consumer that waits is told so long after the master h
 MAX_UNSYNCED_BYTES = 8 << 20  # of firings that wait to be committed before more are written
 FULL_DISK_MS = 1_000  # between two looks whether schedules may fire again
 HELD_SECONDS = 0.02  # between two looks whether a master may go on
+CLOCK_DIFFERS = "most other nodes' clocks differ from this node's, or were not heard yet; retry"
 
 
 class Replication(Protocol):
@@ -312,9 +313,9 @@ class ShardHost(CopyHost):
                 continue
             await self.wait_may_append()
             await wait_until(self.resources.may_tick, HELD_SECONDS)
-            started = time.monotonic()
+            now, started = self.resources.clock.now_ms(), time.monotonic()
             with self.resources.syncer.turn(many=False):
-                fired = self._fire(self.resources.clock.now_ms())
+                fired = self._fire(now)
                 released = self._tick(self.resources.clock.now_ms())
                 ended = self.shard.consumers.expire(now)
                 if self.shard.log.pending:
@@ -505,12 +506,19 @@ class ShardHost(CopyHost):
             heapq.heappush(self._commit_waiters, (appended.log_end, next(self._numbers), answer, appended))
 
     def _check_not_passed(self, batch: IncomingBatch, now_ms: int) -> None:
-        """Raises Refused where a due would be released on arrival only because this node's clock has passed it."""
-        dues = batch.time[batch.relative == 0] if len(batch.relative) else batch.time
-        if bool(((dues > self.shard.index.watermark.due) & (dues <= now_ms)).any()):
-            raise Refused(
-                "CLOCK_BEHIND", "most other nodes' clocks differ from this node's, or were not heard yet; retry"
-            )
+        self.check_not_passed(batch.time[batch.relative == 0] if len(batch.relative) else batch.time, now_ms)
+
+    # ------------------------------------------------------------ a clock that may be wrong
+    def check_not_passed(self, dues: I64, now_ms: int) -> None:
+        """Raises Refused where a message would be released at once only because this node's clock, which is not one to
+        release by, has passed its due."""
+        if not self.resources.may_tick() and bool(((dues > self.shard.index.watermark.due) & (dues <= now_ms)).any()):
+            raise Refused("CLOCK_BEHIND", CLOCK_DIFFERS)
+
+    def check_clock(self) -> None:
+        """Raises Refused while this node's clock is not one to release by: times may be asked for by the present."""
+        if not self.resources.may_tick():
+            raise Refused("CLOCK_BEHIND", CLOCK_DIFFERS)
 
     async def receive(
         self,

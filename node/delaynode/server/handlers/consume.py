@@ -140,10 +140,10 @@ class ConsumeCalls:
         except ValueError as error:
             raise Refused("BAD_REQUEST", str(error)) from None
         await host.pass_filtered(request.group)
-        now = self.node.clock.now_ms()
         counts = shard.consumers.nack(
-            request.group, offset, attempt, request.backoff_ms, now, dead=request.dead, reason=request.reason
-        )
+            request.group, offset, attempt, request.backoff_ms, host.believed_ms(), dead=request.dead,
+            reason=request.reason,
+        )  # fmt: skip
         host.on_proposed()
         await host.wait_committed(shard.log_end)
         host.on_visible()

@@ -67,6 +67,7 @@ class Lookups:
             outcomes = shard.cancel(lookup, now)
             host.on_proposed()
         else:
+            host.check_not_passed(time, now)
             outcomes = shard.reschedule(lookup, time, ABSOLUTE, now)
             moved = outcomes.due[outcomes.outcome == MOVED_NOW]
             host.on_proposed(int(moved.min()) if len(moved) else None)

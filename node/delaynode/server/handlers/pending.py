@@ -140,7 +140,9 @@ class PendingCalls:
         size = len(due) * RESCHEDULE_BYTES  # a message may be moved any number of times
         self.node.disk.check(size)
         self._dispatch.quotas.charge_rate(host, call.identity(), len(due), size)
-        new = host.shard.new_due(new, relative, self.node.clock.now_ms())
+        now = self.node.clock.now_ms()
+        new = host.shard.new_due(new, relative, now)
+        host.check_not_passed(new, now)
         outcomes = await self._lookups.change(host, due, seq, new)
         await host.wait_replicated(host.shard.log_end)
         return pb.RescheduleResponse(outcome=outcomes.outcome.tobytes(), due=outcomes.due.tobytes())

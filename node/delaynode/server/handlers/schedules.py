@@ -58,6 +58,7 @@ class ScheduleCalls:
                 f"topic {request.topic!r} was taken out of the cluster: its schedules don't fire until it is back",
             )
         host.check_may_append()
+        host.check_clock()
         self.node.disk.check(schedule.ByteSize())
         changed = host.schedules.put(
             schedule, now, paused=paused, note=request.note,
@@ -110,6 +111,8 @@ class ScheduleCalls:
         except BadSchedule as error:
             raise Refused("BAD_SCHEDULE", str(error)) from error
         host.check_may_append()
+        if not paused:
+            host.check_clock()
         now = self.node.clock.now_ms()
         expected = request.expected_version if request.HasField("expected_version") else None
         host.schedules.pause(request.id, now, paused=paused, note=request.note, expected=expected)
@@ -123,6 +126,7 @@ class ScheduleCalls:
     async def backfill(
         self, request: pb.BackfillScheduleRequest, host: ShardHost, _: Answers, call: Call
     ) -> pb.FireScheduleResponse:
+        host.check_clock()
         now = self.node.clock.now_ms()
         try:
             from_ms, to_ms = _instant("from", getattr(request, "from")), _instant("to", request.to)

@@ -37,6 +37,7 @@ def enqueue(batch: IncomingBatch) -> Work:
 def put_schedule(schedule: pb.Schedule, paused: bool | None) -> Work:
     async def work(host: ShardHost, at: Process) -> Answer:
         host.check_may_append()
+        host.check_clock()
         changed = host.schedules.put(schedule, at.clock.now_ms(), paused=paused)
         return await _scheduled(host, changed)
 
@@ -48,6 +49,8 @@ def trigger_schedule(id_: str, times: list[int] | None) -> Work:
 
     async def work(host: ShardHost, at: Process) -> Answer:
         host.check_may_append()
+        if times is not None:
+            host.check_clock()
         now = at.clock.now_ms()
         return await _scheduled(
             host, host.schedules.fire_by_hand(id_, times and [time for time in times if time <= now], now)
@@ -87,7 +90,7 @@ def extend(group: str, found: list[tuple[int, int]], invisible_ms: int) -> Work:
 def nack(group: str, found: list[tuple[int, int]], *, dead: bool = False) -> Work:
     async def work(host: ShardHost, at: Process) -> None:
         host.check_serving()
-        now = at.clock.now_ms()
+        now = host.believed_ms()
         reason = f"refused at {now}" if now % 2 else ""
         host.shard.consumers.nack(group, *columns(found), 50, now, dead=dead, reason=reason)
         host.on_proposed()
@@ -145,7 +148,9 @@ def reschedule(due: int, seq: int | None, new_due: int) -> Work:
             if lookup.job is not None:
                 await host.off_loop(lookup.job.run)
             host.check_serving()
-            outcomes = host.shard.reschedule(lookup, np.array([new_due]), np.zeros(0, np.uint8), at.clock.now_ms())
+            now, new = at.clock.now_ms(), np.array([new_due])
+            host.check_not_passed(new, now)
+            outcomes = host.shard.reschedule(lookup, new, np.zeros(0, np.uint8), now)
         finally:
             host.shard.end_lookup(lookup)
         host.on_proposed(new_due)
