@@ -95,6 +95,7 @@ class NodeState:
 
     clock_disbelieved_ms: int = 0
     clock_behind_ms: int = 0
+    clock_differs_ms: int = 0
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
     stopped_shards: int = 0
@@ -244,6 +245,11 @@ class NodeCollector(Collector):
                 "delay_clock_behind_seconds",
                 "How far the clock is behind what was released; 0: it is not",
                 s.clock_behind_ms / 1000,
+            ),
+            (
+                "delay_clock_differs_seconds",
+                "How far the clock is from most other nodes', where that is too far; 0: it is not",
+                s.clock_differs_ms / 1000,
             ),
             ("delay_disk_free_bytes", "Free on the data directory's disk", s.disk_free_bytes),
             ("delay_disk_reserve_bytes", "New messages are refused when less is free", s.disk_reserve_bytes),

@@ -46,8 +46,8 @@ def state(node: Node) -> NodeState:
     oldest = node.oldest_write_seconds()
     orphans, orphan_bytes = node.orphans()
     return NodeState(
-        node.clock.disbelieved_ms, behind, free, reserve, len(node.unusable()), oldest, orphans, orphan_bytes,
-        bool(node.security.document.problem), node.certificates.figures(),
+        node.clock.disbelieved_ms, behind, node.clock_differs_ms, free, reserve, len(node.unusable()), oldest, orphans,
+        orphan_bytes, bool(node.security.document.problem), node.certificates.figures(),
     )  # fmt: skip
 
 

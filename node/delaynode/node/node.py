@@ -284,6 +284,11 @@ class Node:
         """What most peers' clocks say of this node's, where they differ."""
         return self._clock.skew
 
+    @property
+    def clock_differs_ms(self) -> int:
+        """By how much; 0 where they don't."""
+        return self._clock.differs_ms
+
     async def accept_clock(self, seen_ms: int) -> int:
         """Believe the wall clock; returns by how many ms time moves ahead. `seen_ms`: what whoever accepts it saw.
 

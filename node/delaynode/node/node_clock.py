@@ -32,6 +32,7 @@ class NodeClock:
     ) -> None:
         self.clock = watch.clock
         self.skew: str | None = None  # what most peers' clocks say of this node's, where they differ
+        self.differs_ms = 0  # by how much, then
         self._watch, self._pool, self._log = watch, pool, log
         self._on_jump, self._clock_skewed, self._boot_ms = woken, clock_skewed, boot
         self._agreement = ClockAgreement()
@@ -80,13 +81,13 @@ class NodeClock:
         if ends_ms is not None and (found.peers >= self._expected or self._boot_ms() >= ends_ms):
             self._first_round = False
         if not found.clock_skewed:
-            self.skew = None
+            self.skew, self.differs_ms = None, 0
             return
         now = time.monotonic()
         if self.skew is None:
             self._skewed_since = now
             self._log("clock-out-voted", reason=found.reason)
-        self.skew = found.reason
+        self.skew, self.differs_ms = found.reason, abs(found.skew_ms or 0)
         if now - self._skewed_since > SKEW_SECONDS:
             self._clock_skewed(found.reason)
 

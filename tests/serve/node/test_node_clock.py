@@ -63,6 +63,7 @@ def test_a_machine_that_boots_with_a_wrong_clock_releases_nothing_before_its_pee
         node.hear(peer)
     assert not node.clock.may_tick
     assert node.clock.skew is not None
+    assert node.clock.differs_ms == HOUR_MS
     node.pass_ms(FIRST_ROUND_MS)
     assert not node.clock.may_tick
 
