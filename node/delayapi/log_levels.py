@@ -45,8 +45,8 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         rebalance-held-up registry-awaited registry-behind registry-unavailable registry-unreachable registry-went-back
         restart-given-up security-not-kept security-not-read security-refused shard-not-found snapshot-failed
         snapshot-not-read spare-file-damaged status-not-written status-written-again term-refused token-keys-not-fetched
-        transfer-failed watch-interrupted watching-failed metrics-port-refuses metrics-refused http-port-refuses
-        schedule-paused schedules-stopped sink-dead-letter sink-dead-letter-not-sent
+        transfer-failed transfer-stuck watch-interrupted watching-failed metrics-port-refuses metrics-refused
+        http-port-refuses schedule-paused schedules-stopped sink-dead-letter sink-dead-letter-not-sent
     """,
     LogLevel.INFO: """
         certificate-usable clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded

@@ -37,7 +37,7 @@ class PeerReplica:
     acked: bool = False  # it has said how much it has stored, since Start
     damaged: bool = False
     near_end_ms: int | None = None  # since when it has been near the log's end: InSyncRule keeps it
-    progress_ms: int = 0  # when it last had everything it was sent, or stored more of it
+    progress_ms: int = 0  # when it last had everything it was sent, or stored more of it; or asked for more of a copy
     snapshot: SnapshotSource | None = None
 
 

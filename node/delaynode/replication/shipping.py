@@ -37,6 +37,8 @@ from delaynode.store.types import Buffer
 
 WINDOW_BYTES = 32 << 20  # sent to a member and not stored by it
 STALLED_MS = 2_000  # a member that has not stored anything for so long is sent no more before it has
+# One that no failover can choose holds back neither log nor transfers any more. A large copy may take minutes to open.
+STUCK_MS = 600_000
 BACKLOG_BYTES = 64 << 20  # queued to a node and not taken by the network
 READ_BYTES = 1 << 20  # read from the log at once for a member that is behind: it parses that on its event loop
 FOLLOW_RETRY_SECONDS = 0.5
@@ -324,16 +326,31 @@ class Shipping:
             self._peers.send(node, LeaseRelease(self.uid, self.epoch, heartbeat))
 
     def needed_from(self) -> int:
-        """The log offset below which no member that is on its way needs this log."""
+        """The log offset below which no member that is on its way needs this log.
+
+        A stuck member does not count: a disk that hangs there must not fill this one. It is offered the files should
+        it go on and lack what was freed.
+        """
         needed = self._log.end
         for member in self.members.values():
             if member.phase is Phase.STREAMING:
-                needed = min(needed, member.durable)
+                if not self._is_stuck(member) or not self.replaceable(member.replica_id):
+                    needed = min(needed, member.durable)
             elif member.snapshot is not None:
                 needed = min(needed, member.snapshot.log_offset)
         return needed
 
+    def _is_stuck(self, member: PeerReplica) -> bool:
+        return self._boot_ms() - member.progress_ms > STUCK_MS
+
     # ------------------------------------------------------------ the whole copy
+    def end_stuck_transfers(self) -> None:
+        """Another member may have the place of one whose disk hangs: that answers Follow when it goes on."""
+        for member in self.members.values():
+            if member.phase is Phase.FETCHING and self._is_stuck(member):
+                self._log_event("transfer-stuck", peer=member.node, seconds=STUCK_MS // 1000)
+                self._request_follow(member)
+
     async def _offer(self, member: PeerReplica, session: int) -> None:
         try:
             snapshot = await self._snapshot()
@@ -345,7 +362,7 @@ class Shipping:
         if member.session != session or self._stopped:
             self._loop.run_in_executor(self._pool, snapshot.release)  # not awaited: stop() would cancel it
             return
-        member.snapshot, member.phase = snapshot, Phase.FETCHING
+        member.snapshot, member.phase, member.progress_ms = snapshot, Phase.FETCHING, self._boot_ms()
         self._peers.send(member.node, Bootstrap(self.uid, self.epoch, snapshot.manifest))
         self._log_event("copy-offered", peer=member.node, log_offset=snapshot.log_offset)
 
@@ -355,6 +372,7 @@ class Shipping:
         if not 0 < request.length <= MAX_CHUNK_BYTES:
             self._log_event("bad-message", peer=member.node, what=f"PULL of {request.length} bytes")
             return
+        member.progress_ms = self._boot_ms()  # it asks for a piece when it has stored another
         self._spawn(self._send_chunk(member, member.session, member.snapshot, request))
 
     async def _send_chunk(

@@ -89,6 +89,7 @@ class Leader:
         self.in_sync_rule.remember_ends()
         self.writer.update()
         self.switchover.poll()
+        self.shipping.end_stuck_transfers()
 
     def switch_to(self, node: str | None) -> None:
         """Hand over to this node's copy as soon as it is in sync; None: not any more."""
