@@ -5,8 +5,9 @@ cleaned up. So the last part of the disk is not for enqueues. How much that is:
 
     cleaning, which copies before it frees         2 log segments
     batches accepted but not yet written           the limit of what is in flight
-    checkpoints, each written before the old goes  32 MiB: one at a time, the largest has wheels, producers, groups
-    index units not yet flushed                    52 B each
+    a checkpoint, written before an old one goes   the size of the largest that is there: one at a time is written
+    what it grows by, message ids aside            32 MiB, with the copy of the wheels
+    index units not yet flushed                    84 B each: the unit, and the id of its message in the checkpoint
     a pending message's release and its ack        64 B each
 
 or --min-free-mib, where that is more.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable
 
 from delaynode.store.config import ShardConfig
 from delaynode.store.errors import Refused
+from delaynode.store.log.incoming_batch import ID_BYTES
 from delaynode.store.queue.consume_queue import QUEUED
 from delaynode.store.shard import Shard
 from delaynode.store.timer.timer_log import STORED
@@ -27,18 +29,20 @@ from delaynode.store.timer.timer_log import STORED
 CHECK_SECONDS = 0.25
 RETRY_MS = 1_000
 CLEANING_BYTES = 2 * ShardConfig().log_segment_bytes
-CHECKPOINT_BYTES = 32 << 20
+GROWTH_BYTES = 32 << 20  # of a checkpoint, from one to the next
+UNFLUSHED_BYTES = STORED.itemsize + ID_BYTES + 16  # beside its id a message's seq and due
 RESCHEDULE_BYTES = 150  # of one message: its part of the frame, and two index units
 ACK_BYTES = 24  # a range of its own in a frame that it shares
 
 
 def needed_bytes(shards: Iterable[Shard], in_flight_bytes: int) -> int:
     """What the shards may still write while no new message comes."""
-    rows = 0
+    rows = checkpoint = 0
     for shard in shards:
         index = shard.index
-        rows += index.unflushed * STORED.itemsize + index.pending * (QUEUED.itemsize + ACK_BYTES)
-    return CLEANING_BYTES + in_flight_bytes + CHECKPOINT_BYTES + rows
+        rows += index.unflushed * UNFLUSHED_BYTES + index.pending * (QUEUED.itemsize + ACK_BYTES)
+        checkpoint = max(checkpoint, shard.checkpoint_bytes)
+    return CLEANING_BYTES + in_flight_bytes + checkpoint + GROWTH_BYTES + rows
 
 
 class DiskSpace:

@@ -180,6 +180,7 @@ class Shard:
         self.applied = 0  # log offset: all frames before it are applied; a master applies what it proposes
         self.committed_offset = 0
         self.checkpointed = 0  # log offset: a recovery needs no frame before it
+        self.checkpoint_bytes = 0  # size of the file that says so
         self.spare = SpareFiles()  # there for the previous checkpoint only
         self.skipped: list[int] = []  # log offsets of frames that a person has had skipped, see repair.py
         self.damaged: str | None = None  # why nothing more is written

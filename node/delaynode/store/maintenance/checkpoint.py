@@ -102,8 +102,11 @@ def decode(data: bytes, what: str, file: str = "") -> tuple[Checkpoint, Arrays]:
         raise Damaged(f"{what}: not what this program writes ({type(error).__name__}: {error})") from error
 
 
-def write(files: Files, path: str, checkpoint: Checkpoint, arrays: Arrays) -> None:
-    files.replace(path, encode(checkpoint, arrays, posixpath.basename(path)))
+def write(files: Files, path: str, checkpoint: Checkpoint, arrays: Arrays) -> int:
+    """Returns the file's size in bytes."""
+    data = encode(checkpoint, arrays, posixpath.basename(path))
+    files.replace(path, data)
+    return len(data)
 
 
 def read(files: Files, path: str) -> tuple[Checkpoint, Arrays] | None:

@@ -192,7 +192,7 @@ def recover(files: Files, directory: str, config: ShardConfig, *, replay: bool =
     )
     shard = Shard(identity, config, log, index, queue, state.next_seq, [list(e) for e in state.epochs], state.wall_ms)
     _restore(shard, state, arrays, ledger)
-    shard.spare = spare
+    shard.spare, shard.checkpoint_bytes = spare, files.size(f"{directory}/checkpoint")
 
     end, frames = state.log_offset, 0
     for frame in log.scan(state.log_offset, point.synced):
@@ -353,6 +353,7 @@ class CheckpointJob:
         self, files: Files, directory: str, shard: Shard, flush: FlushJob, state: Checkpoint, arrays: ck.Arrays
     ) -> None:
         self.log_offset = state.log_offset
+        self.size_bytes = 0  # of its file, once it has run
         self.flush = flush
         self._files, self._directory = files, directory
         self._shard = shard
@@ -367,7 +368,7 @@ class CheckpointJob:
         self._shard.queue.sync()
         state = replace(self._state, timer_end=self._shard.index.log.end)
         keep_previous(self._files, self._directory, state.log_offset)
-        ck.write(self._files, f"{self._directory}/checkpoint", state, self._arrays)
+        self.size_bytes = ck.write(self._files, f"{self._directory}/checkpoint", state, self._arrays)
         self._state = state
 
 
@@ -417,7 +418,7 @@ def finish_checkpoint(job: CheckpointJob) -> list[str]:
     """
     shard, index, former = job._shard, job._shard.index, job._shard.spare
     index.finish_flush(job.flush)
-    shard.checkpointed = job.log_offset
+    shard.checkpointed, shard.checkpoint_bytes = job.log_offset, job.size_bytes
     shard.space.pending_delete = [base for base in shard.space.pending_delete if base not in job.pending_delete]
     shard.spare = SpareFiles(job.timer_start, job.queue_start, tuple(job.pending_delete))
     queue, timer = shard.queue.file, index.log.file
