@@ -96,18 +96,20 @@ class Node:
 
 
 @asynccontextmanager
-async def node(directory: Path, intervals: Intervals = INTERVALS, config: ShardConfig = CONFIG) -> AsyncIterator[Node]:
+async def node(
+    directory: Path, intervals: Intervals | None = None, config: ShardConfig | None = None
+) -> AsyncIterator[Node]:
     made = Node(directory)
     files = DiskFiles()
     with ThreadPoolExecutor(4) as pool:
         syncer = Syncer()
         resources = NodeResources(
             files, made.clock, syncer, pool, NodeMetrics(), asyncio.Semaphore(1), fsync=True, log=made.log,
-            disk_tight=lambda: False, may_tick=lambda: made.may_tick, intervals=intervals,
+            disk_tight=lambda: False, may_tick=lambda: made.may_tick, intervals=intervals or INTERVALS,
         )  # fmt: skip
         for queue, name in enumerate(("a", "b")):
             now = made.clock.now_ms() - 1
-            shard = persist.create(files, made.path(name), queue + 1, "t", queue, config, now)
+            shard = persist.create(files, made.path(name), queue + 1, "t", queue, config or CONFIG, now)
             persist.accept_epoch(files, made.path(name), shard, 1)
             made.hosts[name] = ShardHost(shard, made.path(name), resources)
             made._record_offers(name, made.hosts[name])
