@@ -78,7 +78,7 @@ def test_tasks_wait_in_the_cluster_and_run_when_they_are_due(shop: Shop) -> None
 
 @on("retry")
 def test_retries_are_sent_by_pool_processes_that_are_forked_again_and_again(shop: Shop) -> None:
-    with shop.worker("-c", "1", "--max-tasks-per-child", "1") as worker:
+    with shop.worker("-c", "1", "--max-tasks-per-child", "1", lease="60s") as worker:  # each runs once
         shop.send("again", 3)
         wait(lambda: len(shop.lines("try")) == 4, worker.said)
     assert [line[1] for line in shop.lines("try")] == ["0", "1", "2", "3"]
