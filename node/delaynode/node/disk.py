@@ -99,7 +99,7 @@ class DiskSpace:
             replaced = f"the copy that it replaces has {freed >> 20:,} MiB, " if freed else ""
             raise Refused(
                 "DISK_FULL",
-                f"a copy of {size >> 20:,} MiB is larger than what the disk has for it, {max(0, room) >> 20:,} MiB: "
-                f"{free >> 20:,} MiB are free, {replaced}and {reserve >> 20:,} MiB are kept for what is stored already",
+                f"the disk has no room for a copy of {-(-size >> 20):,} MiB: {free >> 20:,} MiB are free, {replaced}"
+                f"and {reserve >> 20:,} MiB are kept for what is stored already",
             )
         self._free_bytes -= max(0, size - freed)

@@ -59,7 +59,7 @@ def test_what_is_not_written_when_the_disk_is_asked_counts_as_used_all_the_same(
 def test_a_whole_copy_must_leave_the_reserve_free(now: list[float]) -> None:
     """The room of the copy that it replaces counts: that one goes first."""
     space = DiskSpace("/data", lambda: RESERVE)
-    with pytest.raises(Refused, match="is larger than what the disk has"):
+    with pytest.raises(Refused, match="the disk has no room for a copy of 1 MiB: 0 MiB are free"):
         space.check_copy(601, 0)
     with pytest.raises(Refused):
         space.check_copy(901, 300)
@@ -74,7 +74,7 @@ def test_a_copy_that_does_not_fit_is_refused_in_figures_that_people_use(monkeypa
     with pytest.raises(Refused) as refused:
         DiskSpace("/data", lambda: 834 << 20).check_copy(10 << 30, 1 << 30)
     assert str(refused.value) == (
-        "a copy of 10,240 MiB is larger than what the disk has for it, 3,262 MiB: 3,072 MiB are free, the copy that it "
+        "the disk has no room for a copy of 10,240 MiB: 3,072 MiB are free, the copy that it "
         "replaces has 1,024 MiB, and 834 MiB are kept for what is stored already"
     )
 

@@ -201,7 +201,7 @@ def test_a_copy_for_which_there_is_no_room_is_refused_and_the_one_that_is_here_s
 
             def check_copy(size: int, freed: int) -> None:
                 asked.append((size, freed))
-                raise Refused("DISK_FULL", "a copy of 2 MiB is larger than what the disk has for it, 1 MiB")
+                raise Refused("DISK_FULL", "the disk has no room for a copy of 2 MiB")
 
             storage, node.resources.check_copy = fetching.copy.storage, check_copy
             shard = persist.create(node.resources.files, storage.directory, 1, "orders", 0, ShardConfig(), NOW_MS)
@@ -211,7 +211,7 @@ def test_a_copy_for_which_there_is_no_room_is_refused_and_the_one_that_is_here_s
             refused = fetching.connection.replies[-1]
             assert isinstance(refused, FollowRefused)
             assert (refused.damaged, refused.reason) == (
-                False, "transfer not begun: a copy of 2 MiB is larger than what the disk has for it, 1 MiB",
+                False, "transfer not begun: the disk has no room for a copy of 2 MiB",
             )  # fmt: skip
             assert (storage.shard, files_below(tmp_path), storage.fetching) == (shard, here, None)
 
