@@ -26,7 +26,7 @@ def test_spark_submit_runs_the_job_with_its_own_master(hot: LocalCluster, tmp_pa
             "--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.driver.host=127.0.0.1",
             command.__file__, "--registry", f"sqlite:{hot.data / 'registry.db'}",
         ],
-        capture_output=True, text=True, timeout=3_000, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
         env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2_000:]
