@@ -313,7 +313,9 @@ class NodeCollector(Collector):
         yield CounterMetricFamily("delay_scrub_bytes", "Read again and checked by the scrub", value=m.scrub_bytes)
         yield CounterMetricFamily("delay_scrub_errors", "Damaged places that the scrub found", value=m.scrub_errors)
         yield GaugeMetricFamily(
-            "delay_recovery_seconds", "Time the node took to open its shards at start", value=m.recovery_seconds
+            "delay_recovery_seconds",
+            "Longest time from when a copy was opened until it began a term as master",
+            value=m.recovery_seconds,
         )
 
     def _groups(self) -> Iterator[Metric]:
