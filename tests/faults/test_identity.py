@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -11,12 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from delayapi.node_client import NodeClient
 from delayapi.proto.delay.v1 import delay_pb2
 from delayclient.sync import SyncConsumer, SyncProducer
 from delayctl.main import main
 from delaylocal import LocalCluster
+from delaynode.store.log.files import DiskFiles
+from delaynode.store.maintenance import marker
 from delayregistry.model import Condition, ShardObject, TopicSpec
 
 from tests.operator.runbook import commands, filled
@@ -216,3 +219,59 @@ def test_a_retirement_that_a_copy_on_a_silent_node_would_outlive_is_refused(tmp_
             assert len(cluster.registry.list_shards()) == 4
         finally:
             cluster.kill("n1", signal.SIGCONT)
+
+
+def once_all_answer(data: Path, *arguments: str) -> Result:
+    """What delayctl says once every node answers."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        result = CliRunner().invoke(main, [*arguments, "--data", str(data), "--json"], catch_exceptions=False)
+        if "no answer" not in result.output or time.monotonic() > deadline_s:
+            return result
+        time.sleep(0.1)
+
+
+def await_reason(cluster: LocalCluster, name: str, reason: str) -> None:
+    deadline_s = time.monotonic() + 60
+    while [it.reason for it in condition_of(cluster, name)] != [reason]:
+        assert time.monotonic() < deadline_s, cluster.registry.list_shards()
+        time.sleep(0.05)
+
+
+def test_a_shard_that_has_lost_every_copy_begins_anew_at_a_persons_word(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, ORDERS) as cluster:
+        cluster.wait_ready()
+        send(cluster, MESSAGES, LATER_MS)
+        former = {it.name: it.spec.uid for it in cluster.registry.list_shards()}
+        retire = (*from_page("NoInSyncReplica", "begins anew", SHARD="orders-0"), "--pending")
+        assert "has a copy that is not damaged on n" in refused(tmp_path, *retire, "-1")
+    directories = list(tmp_path.glob("n*/shards/orders-0-????????????????"))
+    assert len(directories) == 2
+    for directory in directories:
+        shutil.rmtree(directory)
+    with make_cluster(tmp_path, ORDERS) as cluster:
+        await_reason(cluster, "orders-0", "NoInSyncReplica")
+        assert "that nobody can count (-1)" in once_all_answer(tmp_path, *retire, "0").output
+        assert delayctl(tmp_path, *retire, "-1") == [
+            {"shard": "orders-0", "uid": f"{former['orders-0']:016x}", "pending": None, "nodes": []}
+        ]
+        cluster.wait_ready()
+        later = {it.name: it.spec.uid for it in cluster.registry.list_shards()}
+        assert {name for name, uid in later.items() if uid != former[name]} == {"orders-0"}
+        assert sorted(send(cluster, 40, 1)) == sorted(receive(cluster, 40))
+
+
+def test_a_shard_whose_copies_are_all_damaged_begins_anew_at_a_persons_word(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        cluster.wait_ready()
+        send(cluster, MESSAGES, LATER_MS)
+    for directory in tmp_path.glob("n*/shards/orders-0-????????????????"):
+        marker.mark_damaged(DiskFiles(), str(directory), "a test says so", 0, 0)
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        await_reason(cluster, "orders-0", "CopyDamaged")
+        retire = from_page("NoInSyncReplica", "begins anew", SHARD="orders-0")
+        gone = json.loads(once_all_answer(tmp_path, *retire, "--pending", "-1").output)
+        assert (gone["shard"], gone["pending"], len(gone["nodes"])) == ("orders-0", None, 2)
+        cluster.wait_ready()
+        assert sorted(send(cluster, 40, 1)) == sorted(receive(cluster, 40))
+        assert delayctl(tmp_path, "nodes", "orphans") == []

@@ -56,7 +56,7 @@ class _Listing(click.Group):
 
 @click.group(cls=_Listing)
 def shards() -> None:
-    """List shards, move their copies, choose their masters, retire those of a removed topic.
+    """List shards, move their copies, choose their masters, retire those of a removed topic and those that are lost.
 
     `delayctl shards [TOPIC]` lists. A topic that is named like a subcommand: `delayctl shards list TOPIC`.
     """
@@ -160,6 +160,8 @@ def retire(
 
     Take the topic out of the spec first, and let consumers finish. PENDING are messages that are not due yet; what is
     due and was not consumed goes too. Where a copy is damaged nobody knows how many there are: -1.
+
+    A shard of which no copy is left, or only damaged ones, is given up while its topic has it: it begins anew, empty.
     """
     with open_registry_editor(settings, data) as at:
         names = [*shards, *(it.name for it in at.shards() if it.spec.topic == topic)]

@@ -21,7 +21,7 @@ from delayapi.proto.delay.v1 import delay_pb2
 from delaylocal.own_keys import own_access
 from delayoperator.control_loop.probe import NodeAnswer, PatientProber, Prober
 from delayoperator.plan import CopyView, ObservedRole, missing_shards
-from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data, serves_unnamed
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data, may_have_messages, serves_unnamed
 from delayoperator.plan.bootstrap import described
 from delayoperator.plan.topology import NodeLocation, Topology
 from delayregistry.model import (
@@ -67,7 +67,7 @@ class Orphan:
 @dataclass(frozen=True, slots=True)
 class Retirement:
     """A shard that is to go with all its copies. pending: messages that are not due yet, of the copy with most; None:
-    a copy is damaged, and nobody knows."""
+    a copy is damaged, or none is left, and nobody knows."""
 
     shard: ShardObject
     nodes: tuple[str, ...]  # with a copy of it
@@ -241,21 +241,30 @@ class RegistryEditor(ABC):
         return sorted(found, key=lambda it: (it.copy.shard, it.uid, it.node))
 
     def retirement(self, name: str) -> Retirement:
-        """What is lost with a shard that no topic of the spec has. Raises TargetRefused for any other one, and unless
-        every node answers: a copy that nobody sees would stay."""
+        """What is lost with a shard that no topic of the spec has, or of which no copy is whole any more. Raises
+        TargetRefused for any other one, and unless every node answers: a copy that nobody sees would stay."""
         shard = self.shard(name)
-        self._require_unwanted(shard)
-        return self._retirement(shard, self._all_answers())
+        answers = self._all_answers()
+        self._require_unwanted_or_lost(shard, answers)
+        return self._retirement(shard, answers)
 
-    def _require_unwanted(self, shard: ShardObject) -> None:
+    def _require_unwanted_or_lost(self, shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> None:
         topic = self.cluster().topic(shard.spec.topic)
-        if topic is not None and shard.spec.queue < topic.queues:
-            raise TargetRefused(f"{shard.name} is wanted: take topic {topic.name} out of the spec first")
+        if topic is None or shard.spec.queue >= topic.queues:
+            return
+        copies = _copies(shard, answers)
+        if shard.status is None and not copies:
+            raise TargetRefused(f"{shard.name} is wanted, and was never served: it has lost nothing")
+        if whole := [node for node, copy in copies.items() if may_have_messages(copy)]:
+            raise TargetRefused(
+                f"{shard.name} is wanted, and has a copy that is not damaged on {', '.join(whole)}: take topic "
+                f"{topic.name} out of the spec first"
+            )
 
     def _retirement(self, shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Retirement:
-        found = {node: answer.copies.get(shard.spec.uid) for node, answer in answers.items()}
-        copies = {node: copy for node, copy in sorted(found.items()) if copy is not None}
-        known = not any(copy.damaged or copy.role is ObservedRole.OPENING for copy in copies.values())
+        copies = _copies(shard, answers)
+        lost = not copies and shard.status is not None
+        known = not lost and not any(copy.damaged or copy.role is ObservedRole.OPENING for copy in copies.values())
         pending = max((copy.pending for copy in copies.values()), default=0) if known else None
         return Retirement(shard, tuple(copies), pending)
 
@@ -283,7 +292,7 @@ class RegistryEditor(ABC):
             found = self._registry.get_shard(shard.name)
             if found is None or found.spec.uid != shard.spec.uid:
                 return
-            self._require_unwanted(found)
+            self._require_unwanted_or_lost(found, self._all_answers())
             try:
                 self._registry.delete_shard(shard.name, found.version)
                 return
@@ -470,13 +479,19 @@ def _is_fully_replicated(shard: ShardObject, incarnations: Mapping[str, str]) ->
     return len(status.in_sync) >= len(spec.replicas)
 
 
+def _copies(shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> dict[str, CopyView]:
+    """The shard's, by node."""
+    uid = shard.spec.uid
+    return {node: answer.copies[uid] for node, answer in sorted(answers.items()) if uid in answer.copies}
+
+
 def _first(node: str, nodes: Sequence[str]) -> tuple[str, ...]:
     return (node, *(it for it in nodes if it != node)) if node in nodes else tuple(nodes)
 
 
 def _adoption(shard: ShardObject, answers: Mapping[str, NodeAnswer], *, unproven: bool) -> Adoption | None:
     spec = shard.spec
-    copies = {node: answer.copies[spec.uid] for node, answer in answers.items() if spec.uid in answer.copies}
+    copies = _copies(shard, answers)
     lost = shard.status is None and has_data(copies)
     highest = max((copy.epoch for copy in copies.values()), default=0)
     unnamed = [node for node, copy in copies.items() if serves_unnamed(spec, node, copy)]

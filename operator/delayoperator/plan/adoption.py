@@ -36,8 +36,13 @@ class Adopted:
 def has_data(copies: Mapping[str, CopyView]) -> bool:
     """Whether something may have been accepted: a directory with an empty log was made for a term that never began. Of
     a damaged copy that is not known, nor of one that is being opened."""
-    whole = [copy for copy in copies.values() if not _is_partial(copy)]
-    return any(copy.log_end > 0 or _is_damaged(copy) or copy.role is ObservedRole.OPENING for copy in whole)
+    return any(may_have_messages(copy) or _is_damaged(copy) for copy in copies.values() if not _is_partial(copy))
+
+
+def may_have_messages(copy: CopyView) -> bool:
+    """Whether something can be served from it, as far as is known."""
+    sound = not _is_partial(copy) and not _is_damaged(copy)
+    return sound and (copy.log_end > 0 or copy.role is ObservedRole.OPENING)
 
 
 def was_adopted(spec: ShardSpec) -> bool:
