@@ -80,6 +80,18 @@ def test_messages_of_a_key_keep_their_queue_and_order() -> None:
     asyncio.run(main())
 
 
+def test_producers_that_send_once_spread_over_the_queues() -> None:
+    async def main() -> None:
+        cluster = FakeCluster(queues=4)
+        async with FakeNode(cluster) as node:
+            for _ in range(24):
+                async with Producer(node.endpoint) as producer:
+                    await producer.send("t", b"x", delay=5)
+        assert max(len(shard.stored) for shard in cluster.shards) < 20  # all but once in 10^7 times
+
+    asyncio.run(main())
+
+
 def test_many_single_sends_share_requests() -> None:
     async def main() -> None:
         cluster = FakeCluster(queues=2)

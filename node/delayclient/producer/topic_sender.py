@@ -6,6 +6,7 @@ A message waits while its topic's route is unknown or the producer has no room, 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -108,6 +109,8 @@ class TopicSender:
 
     def _add_queue_senders(self, route: TopicRoute) -> None:
         self.max_delay_ms = route.max_delay_ms or UNLIMITED_MS
+        if not self.queue_senders and route.queues:  # else those who send once and go would all take the first
+            self._sticky = random.randrange(len(route.queues))
         for queue in range(len(self.queue_senders), len(route.queues)):
             self.queue_senders.append(QueueSender(self._cluster, self.topic, queue, self._drained))
             self._open.append(None)
