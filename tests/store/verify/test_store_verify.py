@@ -378,3 +378,11 @@ def test_many_findings_of_a_kind_are_counted_and_ten_are_told() -> None:
     assert len([f for f in told if not f.note]) == 10
     assert any("50 more" in f.what for f in told)
     assert summary.damage >= 60
+
+
+def test_a_finding_names_what_was_expected_and_what_was_found_where_either_is_known() -> None:
+    assert str(Finding("/a", -1, "", "is not there")) == "/a: is not there"
+    assert str(Finding("/a", 6, "log offset 6", "differs", expected="a frame")) == (
+        "/a at byte 6 (log offset 6): differs: expected a frame"
+    )
+    assert str(Finding("/a", 6, "", "differs", expected="7", found="8")) == "/a at byte 6: differs: expected 7, found 8"

@@ -27,8 +27,8 @@ class Finding:
     def __str__(self) -> str:
         where = self.path if self.offset < 0 else f"{self.path} at byte {self.offset}"
         where += f" ({self.where})" if self.where else ""
-        beside = f": expected {self.expected}, found {self.found}" if self.expected or self.found else ""
-        return f"{where}: {self.what}{beside}"
+        beside = [f"{word} {value}" for word, value in (("expected", self.expected), ("found", self.found)) if value]
+        return f"{where}: {self.what}" + (f": {', '.join(beside)}" if beside else "")
 
 
 @dataclass(slots=True)
