@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -275,3 +277,29 @@ def test_a_shard_whose_copies_are_all_damaged_begins_anew_at_a_persons_word(tmp_
         cluster.wait_ready()
         assert sorted(send(cluster, 40, 1)) == sorted(receive(cluster, 40))
         assert delayctl(tmp_path, "nodes", "orphans") == []
+
+
+def test_a_damaged_copy_is_not_passed_over_by_an_object_without_its_status(tmp_path: Path) -> None:
+    """Only its mark is wrong, the other copy is gone, and the object was restored without a status: nobody may begin
+    anew with nothing, and throw the copy away."""
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        cluster.wait_ready()
+        sent = send(cluster, MESSAGES, 1)
+        (shard,) = cluster.registry.list_shards()
+    kept, gone = (next(tmp_path.glob(f"{node}/shards/orders-0-*")) for node in shard.spec.replicas)
+    marker.mark_damaged(DiskFiles(), str(kept), "a test says so", 0, 0)
+    shutil.rmtree(gone)
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as registry, registry:
+        registry.execute("UPDATE shards SET status = NULL")
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        await_reason(cluster, "orders-0", "StatusLost")
+        time.sleep(12)  # a master that was chosen and has not begun is passed over after ten seconds
+        (condition,) = condition_of(cluster, "orders-0")
+        assert condition.reason == "StatusLost"
+        assert "every copy is damaged" in condition.message
+    marker.clear_damaged(DiskFiles(), str(kept))
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        adopted = once_all_answer(tmp_path, "adopt", "orders-0", "--unproven", "--yes")
+        assert adopted.exit_code == 0, adopted.output
+        cluster.wait_ready()
+        assert sorted(receive(cluster, MESSAGES)) == sorted(sent)

@@ -19,6 +19,7 @@ from delayoperator.plan import (
     report_orphans,
 )
 from delayoperator.plan.adoption import NotAdoptable, adopted
+from delayoperator.plan.observed import NotBegun
 from delayregistry.model import BootstrapVolumes, ClusterSpec, ShardObject, ShardSpec, TopicSpec, Version
 
 CLUSTER = ClusterSpec("hello", 3, (TopicSpec("orders", 1),), replicas=2)
@@ -296,3 +297,16 @@ def test_a_status_is_not_made_before_all_nodes_have_answered() -> None:
     said = decided(lost(), both(), answered={"n0": "a", "n1": "a"})
     assert isinstance(said, str)
     assert "waiting for n2, which may have a newer copy" in said
+
+
+@pytest.mark.parametrize("stray", [False, True])
+def test_a_damaged_copy_keeps_an_object_without_a_status_from_a_new_beginning(stray: bool) -> None:
+    """The object was restored with its master and without its status, and the other copy is gone."""
+    node = "n2" if stray else "n1"
+    damaged = copy(node, 0, epoch=0, role=ObservedRole.DAMAGED, damaged="rot")
+    late = {(UID, 4): NotBegun(60, "it does nothing", ("n0",), again=True)}
+    for incarnation, more in (("of a former process", {}), ("a", {"not_begun": late})):
+        said = decided(lost(master="n0", incarnation=incarnation), {node: damaged}, **more)
+        assert isinstance(said, str)
+        assert "every copy is damaged (n" in said
+        assert "rot)" in said

@@ -57,6 +57,15 @@ def test_every_refusal_has_its_reason(
     assert refusal(planned(shard(PAIR, *in_sync), nodes, copies)) == reason
 
 
+def test_a_refusal_names_the_whole_copies_that_were_not_in_sync() -> None:
+    nodes = {"n1": alive("second"), "n2": alive("x")}
+    for one, reason in ((copy("c1", 4, 200, damaged="rot"), "CopyDamaged"), (copy("new", 0, 0), "NoInSyncReplica")):
+        action = planned(shard(PAIR, "c1"), nodes, {"n1": one, "n2": copy("c2", 4, 100)})
+        assert refusal(action) == reason
+        assert isinstance(action, SetConditions)
+        assert action.conditions[0].message.endswith("; whole, but not in sync: n2 with log end 100")
+
+
 def test_a_served_shard_whose_registry_is_behind_is_said_too() -> None:
     action = planned(shard(PAIR, "c1", "c2"), BOTH, {"n1": copy("c1", 4, 100, epoch=9), "n2": copy("c2", 4, 100)})
     assert refusal(action) == "RegistryBehind"

@@ -257,8 +257,9 @@ class RegistryEditor(ABC):
             raise TargetRefused(f"{shard.name} is wanted, and was never served: it has lost nothing")
         if whole := [node for node, copy in copies.items() if may_have_messages(copy)]:
             raise TargetRefused(
-                f"{shard.name} is wanted, and has a copy that is not damaged on {', '.join(whole)}: take topic "
-                f"{topic.name} out of the spec first"
+                f"{shard.name} is wanted, and has a copy that is not damaged on {', '.join(whole)}. If it is not "
+                f"served: docs/operations.md#noinsyncreplica says how to go on from that copy. To give it up all the "
+                f"same: take topic {topic.name} out of the spec first"
             )
 
     def _retirement(self, shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Retirement:

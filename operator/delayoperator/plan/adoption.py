@@ -36,7 +36,12 @@ class Adopted:
 def has_data(copies: Mapping[str, CopyView]) -> bool:
     """Whether something may have been accepted: a directory with an empty log was made for a term that never began. Of
     a damaged copy that is not known, nor of one that is being opened."""
-    return any(may_have_messages(copy) or _is_damaged(copy) for copy in copies.values() if not _is_partial(copy))
+    return any(may_have_messages(copy) or is_unreadable(copy) for copy in copies.values())
+
+
+def is_unreadable(copy: CopyView) -> bool:
+    """Whether it is a copy of which nobody knows what it has."""
+    return _is_damaged(copy) and not _is_partial(copy)
 
 
 def may_have_messages(copy: CopyView) -> bool:
@@ -74,7 +79,7 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         raise NotAdoptable("a copy is about to lead; try again in a moment")
     sound = {node: copy for node, copy in whole.items() if not _is_damaged(copy) and copy.log_end > 0}
     if not sound:
-        raise NotAdoptable("every copy is damaged")
+        raise NotAdoptable(f"every copy is damaged{_why(whole)}")
     end = max((copy.log_epoch, copy.log_end) for copy in sound.values())
     best = tuple(sorted(node for node, copy in sound.items() if (copy.log_epoch, copy.log_end) == end))
     serving = [node for node, copy in sound.items() if copy.serving_epoch >= end[0] > 0]
@@ -87,11 +92,8 @@ def adopted(uid: int, copies: Mapping[str, CopyView], epoch: int = 0, *, unprove
         best = stored
     else:
         raise NotAdoptable(f"{', '.join(best)} has the highest log end, and is still storing it; try again in a moment")
-    if not serving and not unproven and (damaged := [node for node, copy in whole.items() if _is_damaged(copy)]):
-        what = "; ".join(f"{node}: {whole[node].damaged or 'damaged'}" for node in damaged)
-        raise NotAdoptable(
-            f"a copy is damaged, and may have had more ({what}): mend it, or `delayctl adopt --unproven`"
-        )
+    if not serving and not unproven and (why := _why(whole)):
+        raise NotAdoptable(f"a copy is damaged, and may have had more{why}: mend it, or `delayctl adopt --unproven`")
     newest = max(sound.values(), key=lambda copy: (copy.kept_epoch, copy.log_end))
     speaks = newest.kept_epoch >= end[0] > 0  # of an earlier epoch than the log's last it says nothing
     named = {copy_id_of(entry): entry for entry in newest.kept_in_sync} if speaks else {}
@@ -120,6 +122,12 @@ def _has_one_of_each(sound: Collection[CopyView], epoch: int) -> bool:
     present = {copy_id_of(copy.replica_id) for copy in sound}
     kept = (copy.kept_in_sync for copy in sound if copy.kept_epoch == epoch)
     return all(present & {copy_id_of(entry) for entry in entries} for entries in kept)
+
+
+def _why(copies: Mapping[str, CopyView]) -> str:
+    """Of each damaged copy, what is wrong with it; empty: none is damaged."""
+    what = "; ".join(f"{node}: {copy.damaged or 'damaged'}" for node, copy in copies.items() if _is_damaged(copy))
+    return f" ({what})" if what else ""
 
 
 def _is_damaged(copy: CopyView) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from delayregistry.model import BootstrapVolumes, ClusterSpec, Durability, ShardObject, ShardStatus
 
-from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, serves_unnamed, was_adopted
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, is_unreadable, serves_unnamed, was_adopted
 from delayoperator.plan.bootstrap import (
     MakeEmpty,
     Orphaned,
@@ -238,10 +238,11 @@ def _first(
 ) -> Decision:
     """Nothing was ever accepted: status is written before. Any replica will do, the first in the list for balance.
 
-    A directory whose log is empty was made for a first term that never began.
+    A directory whose log is empty was made for a first term that never began. Of a damaged copy nobody knows that: the
+    object may be an older one, or made again.
     """
     copies, strays = _answers(shard, seen), seen.strays.get(shard.spec.uid, {})
-    if holders := [node for node, copy in [*copies.items(), *strays.items()] if copy.log_end > 0]:
+    if holders := [it for it, copy in [*copies.items(), *strays.items()] if copy.log_end > 0 or is_unreadable(copy)]:
         return _status_lost(desired, shard, copies, holders, seen)
     if shard.spec.epoch == 0 and (older := _older_history(desired, shard, seen)):
         return older
@@ -306,7 +307,8 @@ def _status_lost(
     try:
         found = adopted(shard.spec.uid, copies, shard.spec.epoch)
     except NotAdoptable as error:
-        return Refuse("StatusLost", f"{lost}: {error}; `delayctl adopt` rebuilds it")
+        lead = "" if all(map(is_unreadable, copies.values())) else "; `delayctl adopt` rebuilds it"
+        return Refuse("StatusLost", f"{lost}: {error}{lead}")
     return Adopt(found, f"{lost}: {found.from_copies}")
 
 
@@ -338,7 +340,8 @@ def _failover(desired: ClusterSpec, shard: ShardObject, status: ShardStatus, see
         unclean = _unclean([*rebooted, *_nodes(known, ReplicaHealth.OUTSIDE)], copies, seen, fault, allowed_by)
         if unclean is not None:
             return unclean
-    return _no_candidate(damaged, rebooted, away if not all_found else [], copies)
+    outside = [node for node in _nodes(known, ReplicaHealth.OUTSIDE) if copies[node].log_end > 0]
+    return _no_candidate(damaged, rebooted, outside, away if not all_found else [], copies)
 
 
 def _sole(shard: ShardObject, known: Mapping[str, ReplicaHealth], seen: Observed, fault: str) -> Decision | None:
@@ -426,22 +429,25 @@ def _unclean(
 
 
 def _no_candidate(
-    damaged: Sequence[str], rebooted: Sequence[str], away: Sequence[str], copies: Mapping[str, CopyView]
-) -> Refuse:
+    damaged: Sequence[str], rebooted: Sequence[str], outside: Sequence[str], away: Sequence[str],
+    copies: Mapping[str, CopyView],
+) -> Refuse:  # fmt: skip
+    left = ", ".join(f"{node} with log end {copies[node].log_end}" for node in outside)
+    beside = f"; whole, but not in sync: {left}" if outside else ""
     if away:
         also = "".join(f"; {node}'s copy is damaged: {copies[node].damaged}" for node in damaged)
         return Refuse("NodeAway", f"no living replica is in sync; waiting for {', '.join(away)}{also}")
     if damaged:
         what = "; ".join(f"{node}: {copies[node].damaged or 'damaged'}" for node in damaged)
-        return Refuse("CopyDamaged", f"every in-sync copy that is left is damaged ({what})")
+        return Refuse("CopyDamaged", f"every in-sync copy that is left is damaged ({what}){beside}")
     if rebooted:
         return Refuse(
             "MachineRebooted",
             f"{', '.join(rebooted)} may have lost the log's end with the page cache, and the other in-sync copies are "
-            "gone",
+            f"gone{beside}",
         )
     why = "all replicas answer and none has an in-sync copy (was a directory deleted, or swapped with another node's?)"
-    return Refuse("NoInSyncReplica", why)
+    return Refuse("NoInSyncReplica", f"{why}{beside}")
 
 
 def _awaited(nodes: Sequence[str], seen: Observed) -> WaitForEvidence | Refuse:
