@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 import time
+import zlib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -301,5 +302,32 @@ def test_a_damaged_copy_is_not_passed_over_by_an_object_without_its_status(tmp_p
     with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
         adopted = once_all_answer(tmp_path, "adopt", "orders-0", "--unproven", "--yes")
         assert adopted.exit_code == 0, adopted.output
+        cluster.wait_ready()
+        assert sorted(receive(cluster, MESSAGES)) == sorted(sent)
+
+
+def test_copies_that_a_newer_release_wrote_are_not_retired_or_purged_by_this_one(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        cluster.wait_ready()
+        sent = send(cluster, MESSAGES, 1)
+    identities = list(tmp_path.glob("n*/shards/orders-0-*/shard.json"))
+    before = {path: path.read_bytes() for path in identities}
+    for path, text in before.items():
+        newer = json.dumps({**json.loads(text.rpartition(b"\n")[0]), "of_the_next_release": 1}).encode()
+        path.write_bytes(newer + b"\ncrc32 %08x" % zlib.crc32(newer))
+    retire = (*from_page("NoInSyncReplica", "begins anew", SHARD="orders-0"), "--pending", "-1")
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        await_reason(cluster, "orders-0", "CopyDamaged")
+        assert "orders-0 can be read by a newer release (n" in once_all_answer(tmp_path, *retire).output
+        (shard,) = cluster.registry.list_shards()
+        cluster.registry.delete_shard(shard.name, shard.version)
+        orphans = delayctl(tmp_path, "nodes", "orphans")
+        assert {it["uid"] for it in orphans} == {f"{shard.spec.uid:016x}"}
+        purge = from_page("OrphanedCopies", "Not wanted at all", UID=orphans[0]["uid"])
+        assert "put the newer release back" in refused(tmp_path, *purge, "--pending", "-1")
+    assert sorted(before) == sorted(tmp_path.glob("n*/shards/orders-0-*/shard.json"))
+    for path, text in before.items():
+        path.write_bytes(text)
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
         cluster.wait_ready()
         assert sorted(receive(cluster, MESSAGES)) == sorted(sent)

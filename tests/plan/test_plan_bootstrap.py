@@ -176,6 +176,12 @@ def test_what_a_person_has_to_decide_is_left_and_said(histories: tuple[dict[str,
     assert report.pending == 5 * len(histories)
 
 
+def test_nobody_can_count_what_copies_have_that_cannot_be_read() -> None:
+    report = report_orphans(CLUSTER, seen(both(damaged="rot", pending=0, log_end=0)))
+    assert "00000000000000ab on n0, n1 (nobody can count what is pending): every copy is damaged" in report.orphans[0]
+    assert "(n0: rot; n1: rot)" in report.orphans[0]
+
+
 def test_a_lost_node_may_have_had_a_newer_copy() -> None:
     nodes = {**NODES, "n2": LOST}
     observed = seen(both(), nodes=nodes, answered={"n0": "a", "n1": "a"})

@@ -245,6 +245,9 @@ class RegistryEditor(ABC):
         TargetRefused for any other one, and unless every node answers: a copy that nobody sees would stay."""
         shard = self.shard(name)
         answers = self._all_answers()
+        if newer := {node: copy.damaged for node, copy in _copies(shard, answers).items() if copy.newer_format}:
+            what = "; ".join(f"{node}: {damaged}" for node, damaged in newer.items())
+            raise TargetRefused(f"{name} can be read by a newer release ({what}): put that back")
         self._require_unwanted_or_lost(shard, answers)
         return self._retirement(shard, answers)
 

@@ -166,6 +166,7 @@ class Replicas:
             if await self._object(uid, replica.name) is not None:
                 raise NotPurged(f"shard {replica.name} has this copy: it is no orphan")
             _check_pending(replica.name, found, pending)
+            _check_readable(replica.name, replica.damaged(), newer_format=replica.local.storage.newer_format)
             await replica.stop()  # it may have served on without its object: what it has is counted again
             del self._by_uid[uid]
             await self.stored.add(replica.local.storage.directory)
@@ -176,6 +177,7 @@ class Replicas:
         if object_ is not None and is_wanted(stored, self._context.node, object_):
             raise NotPurged(f"shard {stored.shard} has this copy: it is no orphan")
         _check_pending(stored.shard, stored.pending, pending)
+        _check_readable(stored.shard, stored.damage, newer_format=stored.newer_format)
         await self._discard(stored)
         self._context.resources.log("copy-purged", shard=stored.shard, uid=f"{uid:016x}", pending=stored.pending)
 
@@ -300,3 +302,9 @@ def _check_pending(name: str, found: int, pending: int) -> None:
     """Raises NotPurged."""
     if found != pending:
         raise NotPurged(f"{found:,} messages are pending in the copy of {name}, not {pending:,}: look again")
+
+
+def _check_readable(name: str, damage: str | None, *, newer_format: bool) -> None:
+    """What a newer program wrote can't be counted here, and nothing is wrong with it. Raises NotPurged."""
+    if newer_format:
+        raise NotPurged(f"the copy of {name} is not damaged: {damage}; put the newer release back")

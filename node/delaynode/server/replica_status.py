@@ -23,7 +23,8 @@ def state_of(replica: Replica, heartbeat_age_ms: int | None) -> pb.ReplicaState:
     failure = replica.master.failure if replica.master is not None else replica.leadership.overdue_reason()
     state = pb.ReplicaState(
         topic=spec.topic, queue=spec.queue, uid=replica.uid, entry=local.storage.replica_id, role=local.role.name,
-        damaged=replica.damaged() or failure or "", beacon_age_ms=-1 if heartbeat_age_ms is None else heartbeat_age_ms,
+        damaged=replica.damaged() or failure or "", newer_format=local.storage.newer_format,
+        beacon_age_ms=-1 if heartbeat_age_ms is None else heartbeat_age_ms,
     )  # fmt: skip
     if (cluster := local.cluster_name()) is not None:
         state.cluster = cluster
@@ -49,7 +50,7 @@ def _stored_state(copy: StoredCopy) -> pb.ReplicaState:
         topic=copy.topic, queue=copy.queue, uid=copy.uid, entry=copy.copy_id, role=pb.ReplicaState.STORED,
         damaged=copy.damage or "", beacon_age_ms=-1, epoch=copy.epoch, log_epoch=copy.log_epoch, log_end=copy.log_end,
         kept_epoch=copy.kept_epoch, kept_in_sync=copy.kept_in_sync, pending=copy.pending, cluster=copy.cluster,
-        disk_bytes=copy.disk_bytes,
+        disk_bytes=copy.disk_bytes, newer_format=copy.newer_format,
     )  # fmt: skip
 
 

@@ -203,4 +203,5 @@ def _copy(copy: delay_pb2.ReplicaState, incarnation: str) -> CopyView:
         cluster=copy.cluster,
         disk_bytes=copy.disk_bytes,
         unsynced=copy.unsynced,
+        newer_format=copy.newer_format,
     )

@@ -45,9 +45,10 @@ def is_unreadable(copy: CopyView) -> bool:
 
 
 def may_have_messages(copy: CopyView) -> bool:
-    """Whether something can be served from it, as far as is known."""
-    sound = not _is_partial(copy) and not _is_damaged(copy)
-    return sound and (copy.log_end > 0 or copy.role is ObservedRole.OPENING)
+    """Whether something can be served from it, as far as is known; from some by a newer release alone."""
+    if _is_partial(copy) or _is_damaged(copy):
+        return copy.newer_format
+    return copy.log_end > 0 or copy.role is ObservedRole.OPENING
 
 
 def was_adopted(spec: ShardSpec) -> bool:

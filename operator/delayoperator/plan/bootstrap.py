@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from delayregistry.model import BootstrapVolumes, ClusterSpec, ShardObject, shard_name
 
-from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data
+from delayoperator.plan.adoption import Adopted, NotAdoptable, adopted, has_data, is_unreadable
 from delayoperator.plan.observed import CopyView, Liveness, Observed
 
 Histories = Mapping[int, Mapping[str, CopyView]]
@@ -119,9 +119,14 @@ def decide_missing(
 def described(histories: Histories) -> str:
     """The copies in words: by history, where they are and how many messages they may hold."""
     return " and ".join(
-        f"{uid:016x} on {', '.join(sorted(copies))} ({most_pending(copies):,} pending)"
-        for uid, copies in sorted(histories.items())
+        f"{uid:016x} on {', '.join(sorted(copies))} ({_pending(copies)})" for uid, copies in sorted(histories.items())
     )
+
+
+def _pending(copies: Mapping[str, CopyView]) -> str:
+    if not (most := most_pending(copies)) and any(map(is_unreadable, copies.values())):
+        return "nobody can count what is pending"
+    return f"{most:,} pending"
 
 
 def most_pending(copies: Mapping[str, CopyView]) -> int:

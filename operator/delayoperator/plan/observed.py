@@ -90,6 +90,7 @@ class CopyView:
     cluster: str = ""  # the name of the cluster that had it last; "": not known
     disk_bytes: int = 0  # of a copy that is STORED
     unsynced: int = 0  # bytes before log_end that are not stored yet, as the durability asks
+    newer_format: bool = False  # `damaged` is that a newer release wrote it
 
     @property
     def shard(self) -> str:

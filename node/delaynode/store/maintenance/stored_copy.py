@@ -46,6 +46,7 @@ class StoredCopy:
     pending: int = 0
     kept_epoch: int = 0
     kept_in_sync: tuple[str, ...] = ()
+    newer_format: bool = False  # that is the damage: a newer release wrote it
 
     @property
     def shard(self) -> str:
@@ -91,7 +92,7 @@ def read_stored_copy(files: Files, directory: str) -> StoredCopy:
             epoch, end = frame.epoch, frame.end
             pending += frame.count if frame.kind in APPENDS else 0
     except (Damaged, NewerFormat) as error:
-        return replace(found, damage=str(error))
+        return replace(found, damage=str(error), newer_format=isinstance(error, NewerFormat))
     return replace(
         found, log_epoch=epoch, log_end=end, pending=pending, kept_epoch=state.kept_epoch,
         kept_in_sync=tuple(state.kept_in_sync),

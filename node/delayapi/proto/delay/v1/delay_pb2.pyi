@@ -771,7 +771,7 @@ class PurgeCopyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReplicaState(_message.Message):
-    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync", "over_epoch", "not_serving", "pending", "cluster", "disk_bytes", "unsynced")
+    __slots__ = ("topic", "queue", "uid", "entry", "role", "epoch", "log_epoch", "log_end", "committed", "damaged", "serving_epoch", "beacon_age_ms", "transfer_done", "transfer_total", "kept_epoch", "kept_in_sync", "over_epoch", "not_serving", "pending", "cluster", "disk_bytes", "unsynced", "newer_format")
     class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ROLE_UNSPECIFIED: _ClassVar[ReplicaState.Role]
@@ -814,6 +814,7 @@ class ReplicaState(_message.Message):
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNSYNCED_FIELD_NUMBER: _ClassVar[int]
+    NEWER_FORMAT_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue: int
     uid: int
@@ -836,4 +837,5 @@ class ReplicaState(_message.Message):
     cluster: str
     disk_bytes: int
     unsynced: int
-    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ..., over_epoch: _Optional[int] = ..., not_serving: _Optional[str] = ..., pending: _Optional[int] = ..., cluster: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., unsynced: _Optional[int] = ...) -> None: ...
+    newer_format: bool
+    def __init__(self, topic: _Optional[str] = ..., queue: _Optional[int] = ..., uid: _Optional[int] = ..., entry: _Optional[str] = ..., role: _Optional[_Union[ReplicaState.Role, str]] = ..., epoch: _Optional[int] = ..., log_epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., committed: _Optional[int] = ..., damaged: _Optional[str] = ..., serving_epoch: _Optional[int] = ..., beacon_age_ms: _Optional[int] = ..., transfer_done: _Optional[int] = ..., transfer_total: _Optional[int] = ..., kept_epoch: _Optional[int] = ..., kept_in_sync: _Optional[_Iterable[str]] = ..., over_epoch: _Optional[int] = ..., not_serving: _Optional[str] = ..., pending: _Optional[int] = ..., cluster: _Optional[str] = ..., disk_bytes: _Optional[int] = ..., unsynced: _Optional[int] = ..., newer_format: _Optional[bool] = ...) -> None: ...
