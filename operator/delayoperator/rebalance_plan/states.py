@@ -201,7 +201,10 @@ class _Machine:
         if self._world.busy is not None:
             return f"DelayRebalance {self._world.busy} is being carried out; one at a time"
         found = self._is_void(plan)
-        return None if found is None else found[1]
+        if found is not None:
+            return found[1]
+        # It would stop again in this very step: in a state that it had before, so no event would tell of it.
+        return f"spec.notAfter, {self._spec.not_after}, is over: set a later one first" if self._is_late() else None
 
     def _start(self, plan: PlanModel) -> None:
         self._keep(approved=plan.hash, approved_at=text_of(self._now_ms), ending=None)
@@ -315,7 +318,8 @@ class _Machine:
             left = len(executed.moves) - (progress.moves_done or 0) - refused
             self._stopped(f"{counted_of(left, 'move')} left; delaycluster.io/approve={plan.hash} goes on with them")
         elif executed.in_flight == 0 and self._is_late():
-            self._stopped(f"spec.notAfter, {self._spec.not_after}, is over", Why.WINDOW_CLOSED)
+            on = f"with a later one, delaycluster.io/approve={plan.hash} goes on with the rest"
+            self._stopped(f"spec.notAfter, {self._spec.not_after}, is over; {on}", Why.WINDOW_CLOSED)
         elif self._status.ending is not None:
             self._become(RebalanceState.REBALANCING, Why.STOPPING, "what is under way is finished, and nothing begins")
         else:

@@ -177,6 +177,34 @@ def test_an_expired_plan_cannot_be_approved() -> None:
         assert driver.begun == []
 
 
+def test_an_approval_after_the_window_is_refused_until_there_is_a_later_one() -> None:
+    world = cluster(3, 6)
+    end = text_of(START_MS + 10_000)
+    driver = Driver(world, moves=moves_to(world, "n2"), maxInFlight=1, notAfter=end)
+    driver.look()
+    driver.now_ms += 10_000
+    driver.approve()
+    assert (driver.state, driver.said[-1]) == (RebalanceState.PROPOSAL_READY, "ApprovalRefused")
+    driver.now_ms = START_MS
+    driver.approve()
+    driver.now_ms += 10_000
+    driver.until(driver.is_over)
+    assert (driver.state, driver.reason) == (RebalanceState.STOPPED, "WindowClosed")
+    begun, said = list(driver.begun), len(driver.said)
+    driver.approve()
+    assert driver.state is RebalanceState.STOPPED
+    assert driver.said[said:] == ["ApprovalRefused"]
+    assert driver.last is not None
+    assert f"spec.notAfter, {end}, is over: set a later one first" in driver.last.events[0].message
+    assert driver.begun == begun
+    driver.spec = driver.spec.model_copy(update={"not_after": text_of(driver.now_ms + HOUR_MS)})
+    driver.generation += 1
+    driver.approve()
+    driver.until(driver.is_over)
+    assert (driver.state, driver.reason) == (RebalanceState.READY, "MovesDone")
+    assert set(nodes_of(world).values()) == {("n2",)}
+
+
 def test_a_plan_that_nobody_approves_expires_and_a_refresh_asks_for_another(settled: Cluster) -> None:
     driver = proposed(settled, plan=a_plan([a_move(settled, "t-1", "n0")], expires_at=text_of(START_MS + HOUR_MS)))
     assert driver.last is not None
