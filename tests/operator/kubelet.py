@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent import futures
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -68,8 +69,9 @@ class Process:
 
 
 class Kubelet:
-    """bad_images: pods that have one of these never start. dead: pods by name whose process does not run. machines:
-    by pod, where it is not on one of its own.
+    """bad_images: pods that have one of these never start. unready_images: they run, serve and are never ready, as with
+    a sidecar whose probe fails. dead: pods by name whose process does not run. machines: by pod, where it is not on one
+    of its own.
 
     versions: of the files and the wire that an image's release knows; a release that says nothing is not in it.
     """
@@ -78,6 +80,7 @@ class Kubelet:
         self.store, self.tick_s = store, tick_s
         self.machines: dict[str, str] = {}
         self.bad_images: set[str] = set()
+        self.unready_images: set[str] = set()
         self.versions: dict[str, VersionRange] = {}
         self.frozen: set[str] = set()  # pods by name
         self.expandable = True
@@ -231,7 +234,8 @@ class Kubelet:
         if process is None:
             process = self._begin(pod)
         process.frozen = meta["name"] in self.frozen
-        self._pod_status(pod, {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=not process.frozen)
+        ready = not process.frozen and image not in self.unready_images
+        self._pod_status(pod, {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=ready)
 
     def _refusal(self, pod: Json) -> str:
         """The last word of a node that is too old for its cluster's files; "": it starts."""
@@ -244,15 +248,21 @@ class Kubelet:
 
     def _pod_status(self, pod: Json, state: Json, *, ready: bool, refusal: str = "") -> None:
         meta = pod["metadata"]
-        container: Json = {"name": "node", "state": state, "restartCount": len(self.ends.get(meta["uid"], []))}
+        container: Json = {
+            "name": "node", "state": state, "ready": ready, "restartCount": len(self.ends.get(meta["uid"], []))
+        }  # fmt: skip
         if ends := self.ends.get(meta["uid"]):
             last = {"exitCode": 137, "finishedAt": "2026-01-01T00:00:00Z", "message": f"incarnation {ends[-1]}\n"}
             container["lastState"] = {"terminated": last}
         if refusal:
             container["lastState"] = {"terminated": {"exitCode": 1, "message": f"{refusal}\n"}}
+        condition = {"type": "Ready", "status": "True" if ready else "False"}
+        (before,) = (pod.get("status") or {}).get("conditions") or [{}]
+        same = before.get("status") == condition["status"]
+        condition["lastTransitionTime"] = before["lastTransitionTime"] if same else f"{datetime.now(UTC):%FT%TZ}"
         status = {
             "phase": "Running" if "running" in state else "Pending",
-            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "conditions": [condition],
             "containerStatuses": [container],
         }
         if "running" in state:

@@ -59,6 +59,23 @@ def test_the_restart_stops_at_an_image_that_does_not_start_and_goes_on_when_it_i
     stage.settled()
 
 
+def test_a_pod_that_runs_and_is_never_ready_is_reported_and_replaced_when_the_change_is_taken_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_summary, "SLOW_START_MS", 2_000)
+    stage.kubelet.unready_images.add("node:unready")
+    stage.operator()
+    stage.create(topics=[ORDERS])
+    stage.settled()
+    stage.edit(image="node:unready")
+    stage.until(lambda: stage.reason("Degraded") == "RolloutStuck")
+    (stuck,) = stage.kubelet.restarts
+    assert f"{stuck} runs and does not become ready (container node)" in stage.condition("Degraded")["message"]
+    stage.edit(image="node:1")
+    stage.until(lambda: _images(stage) == {"node:1"} and stage.is_settled())
+    assert stage.kubelet.restarts == [stuck, stuck], "no other pod was touched"
+
+
 def test_the_restart_waits_for_copies_that_are_not_in_sync(stage: Stage) -> None:
     stage.operator()
     stage.create(topics=[ORDERS], failover={"replaceAfterSeconds": 3600})

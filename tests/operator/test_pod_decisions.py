@@ -10,6 +10,7 @@ from delayoperator.cluster.ended_processes import KEPT, EndedProcesses, incarnat
 from delayoperator.cluster.pod_counts import Sizes, sizes, spare_copies, without_copies_lost
 from delayoperator.cluster.restart import RestartPod, RestartWaits, afterwards, next_restart
 from delayoperator.cluster.shard_summary import (
+    SLOW_START_MS,
     STUCK_MS,
     ClaimView,
     PodView,
@@ -32,11 +33,22 @@ def pod(number: int, revision: str = OLD, *, ready: bool = True, deleting: bool 
     return PodView(f"shop-{number}", f"n{number}", f"uid{number}", revision, ready, deleting, stopped or None)
 
 
+def unready(number: int, revision: str = OLD, *containers: str) -> PodView:
+    """It runs, and has not been ready since 0."""
+    return replace(pod(number, revision, ready=False), unready=containers, unready_since_ms=0)
+
+
 def pods(*revisions: str) -> list[PodView]:
     return [pod(number, revision) for number, revision in enumerate(revisions)]
 
 
+def pods_with(one: PodView) -> list[PodView]:
+    """All others are old ones."""
+    return [one if number == int(one.node[1:]) else pod(number) for number in range(3)]
+
+
 # ---------------------------------------------------------------- restarts
+SHORT = ShardSummary(desired=6, served=6, in_sync=5, unsynced=("orders-3 has 1 of 2 copies in sync",))
 RESTARTS = {
     "nothing is old": (pods(NEW, NEW, NEW), WHOLE, None),
     "the fewest masters first": (pods(OLD, OLD, OLD), WHOLE, "shop-1"),
@@ -47,7 +59,7 @@ RESTARTS = {
     "a pod is not ready": ([pod(0), pod(1, NEW, ready=False), pod(2)], WHOLE, "waiting for shop-1 to be ready"),
     "a copy is missing": (
         pods(OLD, OLD, NEW),
-        ShardSummary(desired=6, served=6, in_sync=5, unsynced=("orders-3 has 1 of 2 copies in sync",)),
+        SHORT,
         "orders-3 has 1 of 2 copies in sync",
     ),
     "a shard has no master": (
@@ -75,6 +87,9 @@ RESTARTS = {
         ShardSummary(desired=6, served=4, in_sync=2, unsynced=("orders-1 has 1 of 2 copies in sync",)),
         "shop-1",
     ),
+    "an old one runs and is not ready: the one that was waited for": (pods_with(unready(0)), WHOLE, "shop-0"),
+    "but not beside another": ([pod(0), unready(1), unready(2, NEW)], WHOLE, "waiting for shop-1, shop-2 to be ready"),
+    "nor while a copy is missing that it may have": (pods_with(unready(0)), SHORT, "waiting for shop-0 to be ready"),
     "one whose restart was asked for": (
         [pod(0, NEW), replace(pod(1, NEW), restart="kim"), pod(2, NEW)],
         WHOLE,
@@ -123,6 +138,32 @@ def test_a_pod_that_cannot_start_is_replaced_whatever_it_has_copies_of() -> None
     decided = next_restart(SetView(3, NEW, observed=True), seen, WHOLE, STUCK)
     assert isinstance(decided, RestartPod)
     assert decided.pod.name == "shop-1"
+
+
+def test_one_that_is_not_ready_stays_while_it_has_a_copy_of_a_stuck_shard_and_no_other_goes() -> None:
+    decided = next_restart(SetView(3, NEW, observed=True), pods_with(unready(1)), WHOLE, STUCK)
+    assert isinstance(decided, RestartWaits)
+    assert "waiting for shop-1 to be ready" in decided.message
+
+
+def test_a_pod_that_runs_and_is_not_ready_for_long_needs_people() -> None:
+    current, seen = SetView(3, NEW, observed=True), pods_with(unready(1, NEW, "proxy"))
+    early = next_restart(current, seen, WHOLE, wall_ms=STUCK_MS - 1)
+    assert isinstance(early, RestartWaits)
+    assert not early.stuck
+    late = next_restart(current, seen, WHOLE, wall_ms=STUCK_MS)
+    words = "shop-1 runs and does not become ready (container proxy)"
+    assert late == RestartWaits(f"2 of 3 pods to go; {words}", stuck=True)
+    recovering = pods_with(unready(1, NEW, "node", "proxy"))
+    for wall_ms, stuck in ((SLOW_START_MS - 1, False), (SLOW_START_MS, True)):
+        waits = next_restart(current, recovering, WHOLE, wall_ms=wall_ms)
+        assert isinstance(waits, RestartWaits)
+        assert waits.stuck == stuck
+    last = [*pods(NEW, NEW), unready(2, NEW)]
+    for wall_ms, stuck in ((STUCK_MS - 1, False), (STUCK_MS, True)):
+        waits = afterwards("shop-2", current, last, WHOLE, wall_ms)
+        assert waits is not None
+        assert waits.stuck == stuck
 
 
 def test_only_what_is_blocked_for_long_is_stuck_and_what_is_left_out_is_not_counted() -> None:
@@ -347,6 +388,19 @@ def test_why_a_pod_does_not_run(case: str) -> None:
     view = pod_view("shop", {"metadata": {"name": "shop-1"}, "status": status})
     assert view is not None
     assert view.stopped == expected
+
+
+def test_which_containers_of_a_pod_are_not_ready_and_since_when() -> None:
+    since = {"type": "Ready", "status": "False", "lastTransitionTime": "1970-01-01T00:01:00Z"}
+    containers = [{"name": "node", "ready": True}, {"name": "proxy", "ready": False}]
+    status = {"phase": "Running", "conditions": [since], "containerStatuses": containers}
+    view = pod_view("shop", {"metadata": {"name": "shop-1"}, "status": status})
+    assert view is not None
+    assert (view.ready, view.unready, view.unready_since_ms) == (False, ("proxy",), 60_000)
+    since["status"] = "True"
+    view = pod_view("shop", {"metadata": {"name": "shop-1"}, "status": status})
+    assert view is not None
+    assert (view.ready, view.unready_since_ms) == (True, None)
 
 
 def test_names_that_only_look_like_this_clusters_are_not_its_own() -> None:

@@ -11,10 +11,14 @@ from delayregistry.model import ClusterSpec, ConditionType, ShardObject, shard_n
 
 from delayoperator.cluster.shared_places import shared_places
 from delayoperator.plan import Liveness, ObservedNode
+from delayoperator.resources.names import CONTAINER
 from delayoperator.resources.view import SecurityMode
 
 SWITCHING_MS = 2_000  # a switchover's pause, seen from here
-STUCK_MS = 120_000  # a shard that is Blocked for longer is not waited for by a restart
+# A shard that is Blocked for longer is not waited for by a restart; a pod whose sidecar is not ready for longer needs
+# people.
+STUCK_MS = 120_000
+SLOW_START_MS = 1_200_000  # a node that recovers is not ready either: for longer than this it hardly is at work on that
 COMING_MS = 300_000  # a new shard that is not whole by then is a fault, not a beginning
 
 
@@ -32,6 +36,8 @@ class PodView:
     zoneless: bool = False  # its people have set the zone's variable to nothing: zones are to stay unknown
     restart: str = ""  # who asked for its restart; "": none did
     security: SecurityMode = SecurityMode.OFF  # that it was made for
+    unready: tuple[str, ...] = ()  # its containers that are not ready, by name
+    unready_since_ms: int | None = None  # wall clock, the kubelet's; None: it is ready, or that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,12 @@ def stuck_shards(shards: Sequence[ShardObject], wall_ms: int) -> dict[str, froze
         for shard in shards
         if any(it.type is ConditionType.BLOCKED and wall_ms - it.since_ms >= STUCK_MS for it in shard.conditions)
     }
+
+
+def is_unready_for_long(pod: PodView, wall_ms: int) -> bool:
+    """It runs, and only people can make it ready. One that does not run says so by itself."""
+    since_ms, patience_ms = pod.unready_since_ms, SLOW_START_MS if CONTAINER in pod.unready else STUCK_MS
+    return pod.stopped is None and not pod.deleting and since_ms is not None and wall_ms - since_ms >= patience_ms
 
 
 def without_switchovers(counted: ShardSummary, since_ms: Mapping[str, int], now_ms: int) -> ShardSummary:

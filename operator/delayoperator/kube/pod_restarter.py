@@ -31,20 +31,21 @@ class PodRestarter:
         stuck: Mapping[str, frozenset[str]],
         outcome: ApplyOutcome,
         read: Callable[[], tuple[SetView | None, Sequence[PodView]]],
+        wall_ms: int,
     ) -> RestartPod | RestartWaits | None:
         """None: no pod has to be restarted. read: the StatefulSet and the pods, consistently, since one that is
         restarted may be the last that serves. Raises ApiError."""
         current = live.set_view(view.name)
         if current is None:
             return None
-        decided = next_restart(current, live.pods, counted, stuck)
+        decided = next_restart(current, live.pods, counted, stuck, wall_ms)
         if isinstance(decided, RestartPod):
             current, pods = read()
-            decided = None if current is None else next_restart(current, pods, counted, stuck)
+            decided = None if current is None else next_restart(current, pods, counted, stuck, wall_ms)
         if current is None:
             return None
         if decided is None and self._restarted is not None:
-            decided = afterwards(self._restarted, current, live.pods, counted)
+            decided = afterwards(self._restarted, current, live.pods, counted, wall_ms)
             self._restarted = None if decided is None else self._restarted
         if not isinstance(decided, RestartPod):
             return decided

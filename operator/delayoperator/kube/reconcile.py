@@ -231,9 +231,12 @@ class ClusterReconciler:
                 outcome.problems += [problem(error) for error in self._users.tell(users, document)]
             grow = self._applier.grow(view, live, outcome)
             if STATEFUL_SET not in outcome.written:
-                stuck = stuck_shards(found, self._clock.wall_ms())
+                wall_ms = self._clock.wall_ms()
+                stuck = stuck_shards(found, wall_ms)
                 others = summarize_shards(view.cluster, found, nodes, without=stuck) if stuck else counted
-                restart = self._restarter.restart_next(view, live, others, stuck, outcome, self._observer.read_set)
+                restart = self._restarter.restart_next(
+                    view, live, others, stuck, outcome, self._observer.read_set, wall_ms
+                )
         rebalanced = self._rebalance(body, view, nodes, outcome, held, paused=paused)
         orphans = OrphanReport() if shards is None else shards.orphans
         settled = self._without_switchovers(counted, ready_before)

@@ -10,6 +10,7 @@ from delayoperator.cluster.annotations import asked_restart
 from delayoperator.cluster.ended_processes import incarnation_of
 from delayoperator.cluster.shard_summary import ClaimView, PodView, SetView
 from delayoperator.plan.topology import NodeLocation
+from delayoperator.rebalance_plan.times import instant
 from delayoperator.resources.names import CONTAINER, SECURITY_MODE
 from delayoperator.resources.normal import whole_bytes
 from delayoperator.resources.pod import ZONE_VARIABLE
@@ -27,18 +28,22 @@ def pod_view(cluster: str, pod: Json) -> PodView | None:
     if number is None:
         return None
     conditions = {it["type"]: it for it in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     return PodView(
         name=str(meta["name"]),
         node=f"n{number}",
         uid=str(meta.get("uid", "")),
         revision=str((meta.get("labels") or {}).get(REVISION, "")),
-        ready=conditions.get("Ready", {}).get("status") == "True" and "deletionTimestamp" not in meta,
+        ready=ready.get("status") == "True" and "deletionTimestamp" not in meta,
         deleting="deletionTimestamp" in meta,
         stopped=_stopped(status, conditions),
         machine=str((pod.get("spec") or {}).get("nodeName") or ""),
         zoneless=_zoneless(pod.get("spec") or {}),
         restart=asked_restart(meta),
         security=security_mode(meta),
+        unready=tuple(str(it["name"]) for it in containers if it.get("ready") is False),
+        unready_since_ms=None if ready.get("status") == "True" else instant(ready.get("lastTransitionTime")),
     )
 
 
