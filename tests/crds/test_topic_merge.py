@@ -217,6 +217,22 @@ def test_topics_that_were_left_behind_count_and_what_is_accepted_outlives_a_lowe
     assert reason(found, "a") is TopicReason.OVER_LIMIT
 
 
+def test_one_over_the_limit_is_told_how_many_queues_are_of_removed_topics_and_that_retiring_helps() -> None:
+    good = {"quotas": {"pendingMessages": 1}, "retention": "1d", "dlqRetention": "1d"}
+    owners = {name: TopicOwner(namespace) for name, namespace in (("old", "shop"), ("older", "shop"), ("b", "bank"))}
+    left = KnownTopics(OWN, owners, {"old": 5, "older": 2, "b": 9})
+    said = limited(topic("a", **good), known=left).told["shop", "a"].message
+    assert said.startswith("spec.queues: are 11 in all topics of the namespace, 7 of them in topics that were removed")
+    assert "(old; older)" in said
+    assert "`delayctl shards retire --topic NAME`" in said
+    assert queues(limited(topic("a", **good), known=replace(left, kept={"old": 5}))) == {"a": 4}, "older was retired"
+
+
+def test_removed_topics_do_not_fill_a_cluster() -> None:
+    left = KnownTopics(OWN, {"old": TopicOwner("shop")}, {"old": 9_000})
+    assert queues(merged(topic("a", queues=9_000), known=left)) == {"a": 9_000}
+
+
 NAMESPACES = ("shop", "bank", HOME)
 NAMES = ("a", "b", "inline")
 

@@ -18,6 +18,7 @@ from delayregistry.model import MAX_QUEUES, BadSpec, ClusterSpec, TopicQuotas, T
 from pydantic import ValidationError
 
 from delayoperator.cluster.annotations import OWNER_PREFIX
+from delayoperator.cluster.shard_summary import some
 from delayoperator.crds import limits
 from delayoperator.crds.convert import impossible_topic, topic_spec, topic_taken_back
 from delayoperator.crds.refusal import from_pydantic
@@ -197,10 +198,16 @@ class _Merge:
         most = self._most
         names = {name for name, owner in self._owners.items() if owner.namespace == namespace} - {asked.name}
         others = [self._promised[name] for name in names if name in self._promised]
-        left_behind = sum(self._known.kept.get(name, 0) for name in names if name not in self._promised)
-        queues = asked.queues + sum(it.queues for it in others) + left_behind
+        left = {name: self._known.kept.get(name, 0) for name in sorted(names) if name not in self._promised}
+        removed = {name: kept for name, kept in left.items() if kept and name not in self._names}
+        queues = asked.queues + sum(it.queues for it in others) + sum(left.values())
         if most.queues is not None and queues > most.queues:
             said = f"are {queues} in all topics of the namespace"
+            if removed:
+                said += (
+                    f", {sum(removed.values())} of them in topics that were removed and keep their shards "
+                    f"({some(tuple(removed))}), which `delayctl shards retire --topic NAME` deletes"
+                )
             yield f"spec.queues: {said}; the cluster's limit for it is {most.queues}"
         for field_name, limit in most:
             if limit is None or field_name not in TopicQuotas.__slots__:
