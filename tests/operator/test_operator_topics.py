@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -268,6 +269,21 @@ def test_what_a_person_says_in_words_goes_and_another_number_is_no_word(stage: S
     assert shards(stage) == {"orders-0", "mails-0", "mails-1"}
     confirm["metadata"]["annotations"]["delaycluster.io/delete-messages"] = "14"
     stage.patch("delaytopics", "mails", confirm)
+    stage.until(lambda: gone(stage))
+    assert shards(stage) == {"orders-0"}
+    assert copies(stage) == []
+
+
+def test_a_topic_with_a_damaged_copy_goes_by_the_command_that_its_message_has(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    uid = next(uid for uid, (topic, *_) in stage.kubelet.names.items() if topic == "mails")
+    node = next(node for (_, node), disk in stage.kubelet.disks.items() if uid in disk)
+    stage.kubelet.damaged[uid, node] = "checksum"
+    remove(stage, "mails", NAMESPACE)
+    stage.until(lambda: "can't be counted" in ready(stage, "mails").get("message", ""))
+    (command,) = re.findall(r"`(.+?)`, which asks for -1", ready(stage, "mails")["message"])
+    stage.follow(command, "-1\n")
     stage.until(lambda: gone(stage))
     assert shards(stage) == {"orders-0"}
     assert copies(stage) == []

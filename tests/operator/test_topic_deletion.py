@@ -6,6 +6,7 @@ import pytest
 from delayoperator.cluster.topic_deletion import LeftShard, why_kept
 
 DONE = LeftShard("t-0", 0, 0)
+RETIRE = "delayctl --kube messages/shared shards retire --topic t"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,12 @@ DONE = LeftShard("t-0", 0, 0)
     ],
 )
 def test_shards_go_when_they_are_empty_or_the_number_was_said(left: list[LeftShard], confirmed: str, says: str) -> None:
-    why = why_kept(left, confirmed)
+    why = why_kept(left, confirmed, RETIRE)
     assert why.startswith(says)
     assert bool(why) == bool(says)
+
+
+def test_what_can_not_be_counted_is_kept_or_deleted_by_what_the_message_says() -> None:
+    said = why_kept([LeftShard("t-0", unknown="checksum")], "", RETIRE)
+    assert "with deletionPolicy: Retain" in said
+    assert f"with `{RETIRE}`, which asks for -1" in said

@@ -23,11 +23,15 @@ class LeftShard:
     unknown: str = ""
 
 
-def why_kept(left: Sequence[LeftShard], confirmed: str) -> str:
-    """Why they may not go yet; "": they may. confirmed: the annotation's value."""
+def why_kept(left: Sequence[LeftShard], confirmed: str, retire: str) -> str:
+    """Why they may not go yet; "": they may. confirmed: the annotation's value. retire: the command by which a person
+    deletes them uncounted."""
     silent = [f"{it.name}: {it.unknown}" for it in left if it.pending is None]
     if silent:
-        return f"what is left can't be counted: {some(silent)}"
+        return (
+            f"what is left can't be counted: {some(silent)}. Keep it with deletionPolicy: Retain; or delete it all, "
+            f"uncounted, with `{retire}`, which asks for -1"
+        )
     pending = sum(it.pending or 0 for it in left)
     if confirmed == str(pending):
         return ""

@@ -28,6 +28,7 @@ from delayoperator.control_loop.probe import GrpcProber, NodeAnswer
 from delayoperator.crds.topic import DeletionPolicy
 from delayoperator.crds.topic_merge import MergedTopics
 from delayoperator.kube.api import Api, Json
+from delayoperator.kube.caches import referred_cluster
 from delayoperator.kube.kinds import DELAY_TOPIC
 from delayoperator.plan import CopyView, ObservedRole
 
@@ -89,7 +90,12 @@ class TopicDeletions:
             return DeletionStep(f"{', '.join(silent)} {'gives' if len(silent) == 1 else 'give'} no answer: all have to")
         left = [it for it in shards if it.spec.topic == name]
         if left:
-            return self._delete(left, answers, leases, annotations_of(body).get(CONFIRM, ""), prober)
+            why = why_kept(
+                [_look(it, answers, leases, prober) for it in left],
+                annotations_of(body).get(CONFIRM, ""),
+                f"delayctl --kube {'/'.join(referred_cluster(body))} shards retire --topic {name}",
+            )
+            return DeletionStep(why) if why else self._delete(left, answers)
         known = {it.spec.uid for it in shards}
         copies = [
             (node, copy_uid, copy)
@@ -102,17 +108,7 @@ class TopicDeletions:
             return OVER
         return self._purge(copies, leases, prober)
 
-    def _delete(
-        self,
-        left: Sequence[ShardObject],
-        answers: Mapping[str, NodeAnswer],
-        leases: Mapping[str, NodeLease],
-        confirmed: str,
-        prober: GrpcProber,
-    ) -> DeletionStep:
-        why = why_kept([_look(it, answers, leases, prober) for it in left], confirmed)
-        if why:
-            return DeletionStep(why)
+    def _delete(self, left: Sequence[ShardObject], answers: Mapping[str, NodeAnswer]) -> DeletionStep:
         for shard in left:
             uid = shard.spec.uid
             # Counted before the groups were asked: what was sent since makes the log longer, and its copies stay.
