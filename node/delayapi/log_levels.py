@@ -49,7 +49,8 @@ _EVENTS: Final[Mapping[LogLevel, str]] = {
         http-port-refuses schedule-paused schedules-stopped sink-dead-letter sink-dead-letter-not-sent
     """,
     LogLevel.INFO: """
-        certificate-usable clock-accepted clock-agreed cluster-found cluster-gone container-ended copy-discarded
+        certificate-usable clock-accepted clock-agreed cluster-awaited cluster-found cluster-gone container-ended
+        copy-discarded
         copy-found copy-offered copy-opened copy-opened-again copy-purged copy-replaced edge fetching follower-refuses
         handed-over handshake-failed in-sync lead-given-up left link-down link-failed link-up node-back node-restarted
         node-started nodes-version-raised operator-leads operator-stands-by peer-heard ready registry-answered

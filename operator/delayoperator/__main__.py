@@ -179,7 +179,7 @@ class Operator:
         self._loop = asyncio.get_running_loop()
         runner = await self._serve_http()
         self.election.start()
-        self.caches.start(listener_of(self.clusters))
+        self.caches.start(listener_of(self.clusters, self._options.namespaces))
         # At once, beside all else that ends: a drain must not wait for this process's end to have another leader.
         released = asyncio.create_task(self._release(stop))
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from delayapi.proto.delay.v1 import delay_pb2
+from delayoperator.cluster.topic_deletion import FINALIZER
 from delayoperator.kube import topic_loads
 from delayoperator.kube.topic_deletion import TopicDeletions
 from delayregistry.security import Operation, SecuritySpec, read_document
@@ -324,6 +325,116 @@ def test_a_copy_that_was_written_to_since_it_was_looked_at_stays(stage: Stage, m
     stage.edit(allowedNamespaces={"from": "All"})
     add(stage, "thief", "b", name="mails")
     until(stage, "thief", "NameTaken", "b")
+
+
+# ------------------------------------------------------------ deletionPolicy: Delete, without the DelayCluster
+def without_cluster(stage: Stage) -> None:
+    stage.delete("delayclusters", "shop")
+    stage.until(lambda: not stage.operators[-1].operator.clusters.workers())
+
+
+def kept(stage: Stage) -> bool:
+    """It is gone, its copies are not, and an Event says so."""
+    (event,) = stage.events("MessagesKept", "mails") or [{}]
+    return gone(stage) and len(copies(stage)) == 4 and "they stay on its volumes" in event.get("message", "")
+
+
+def test_a_topic_whose_cluster_is_gone_goes_and_its_messages_stay(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    before = set(copies(stage))
+    without_cluster(stage)
+    remove(stage, "mails", NAMESPACE)
+    stage.until(lambda: kept(stage), timeout_s=20)
+    stage.until(lambda: not stage.operators[0].operator.clusters.workers())
+    stage.create(topics=[{"name": "orders", "queues": 1}])
+    stage.until(lambda: stage.reason("Degraded") == "OrphanedCopies")
+    add(stage, "mails", queues=2)
+    until(stage, "mails", "Serving")
+    assert set(copies(stage)) == before, "the cluster that was applied again has found them"
+
+
+def test_a_topic_that_waits_goes_when_its_cluster_does(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    remove(stage, "mails", NAMESPACE)
+    until(stage, "mails", "DeletionWaits")
+    without_cluster(stage)
+    assert kept(stage)
+
+
+def test_a_topic_that_waits_goes_while_kubernetes_deletes_what_its_cluster_owns(stage: Stage) -> None:
+    stage.operator()
+    deletable(stage)
+    stage.patch("delayclusters", "shop", {"metadata": {"finalizers": ["foregroundDeletion"]}})
+    stage.delete("delayclusters", "shop")
+    remove(stage, "mails", NAMESPACE)
+    stage.until(lambda: kept(stage), timeout_s=20)
+    assert stage.get("delayclusters", "shop") is not None
+
+
+def test_an_operator_that_comes_later_finds_the_topics_whose_cluster_is_gone(stage: Stage) -> None:
+    first = stage.operator()
+    deletable(stage)
+    first.close()
+    remove(stage, "mails", NAMESPACE)
+    stage.delete("delayclusters", "shop")
+    stage.operator()
+    stage.until(lambda: kept(stage), timeout_s=20)
+
+
+def test_an_operator_that_stands_by_does_what_the_leader_could_not(stage: Stage) -> None:
+    first = stage.operator()
+    deletable(stage)
+    stage.operator()
+    stage.server.fault(method="PATCH", path="/delaytopics/mails", code=500, times=None)
+    remove(stage, "mails", NAMESPACE)
+    stage.delete("delayclusters", "shop")
+    stage.until(lambda: any(it["event"] == "api-error" and "mails" in it["error"] for it in first.events))
+    time.sleep(1)  # the other one has looked too
+    first.close()
+    stage.server.faults.clear()
+    stage.until(lambda: kept(stage), timeout_s=20)
+
+
+def test_a_cluster_that_no_watch_has_shown_yet_is_not_taken_for_one_that_is_gone(stage: Stage) -> None:
+    first = stage.operator()
+    deletable(stage)
+    first.close()
+    remove(stage, "mails", NAMESPACE)
+    stage.server.fault(path="/v1alpha1/delayclusters", code=500, times=None)  # lists and watches, not one by its name
+    stage.operator()
+    until(stage, "mails", "DeletionWaits")
+    assert not any(it["event"] == "cluster-found" for it in stage.operators[-1].events)
+    assert not stage.events("MessagesKept", "mails")
+
+
+def test_a_cluster_that_was_applied_again_meanwhile_deletes_nothing(stage: Stage) -> None:
+    first = stage.operator()
+    deletable(stage)
+    first.close()
+    remove(stage, "mails", NAMESPACE)
+    stage.delete("delayclusters", "shop")
+    stage.kubelet.pending = 0
+    stage.operator()
+    stage.create(topics=[{"name": "orders", "queues": 1}])
+    stage.until(lambda: gone(stage), timeout_s=20)
+    time.sleep(1)
+    assert len(copies(stage)) == 4
+
+
+def test_an_operator_of_some_namespaces_leaves_topics_of_others_clusters_alone(stage: Stage) -> None:
+    """It may not ask whether these are gone."""
+    for name in ("a", "b"):
+        namespace(stage, name)
+    spec = {"cluster": {"name": "shop", "namespace": "b"}, "queues": 1, "deletionPolicy": "Delete"}
+    meta = {"name": "mails", "finalizers": [FINALIZER]}
+    stage.server.store.create(TOPICS, "a", {"metadata": meta, "spec": spec}, "kubectl")
+    remove(stage, "mails", "a")
+    running = stage.operator(namespaces=(NAMESPACE, "a"))
+    begin(stage)
+    assert {it.namespace for it in running.operator.clusters.workers()} == {NAMESPACE}
+    assert "deletionTimestamp" in stage.server.get("delaytopics", "mails", "a")["metadata"]
 
 
 @pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (404, "ApplyFailed"), (500, "ApplyFailed")])

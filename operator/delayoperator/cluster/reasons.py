@@ -77,6 +77,7 @@ class Reason(StrEnum):
     MASTERS_CHOSEN = "MastersChosen"
     SHARDS_CREATED = "ShardsCreated"
     CONTAINER_ENDED = "ContainerEnded"
+    MESSAGES_KEPT = "MessagesKept"  # of a DelayTopic that was to go with them: its cluster is gone
 
 
 DEGRADED = (  # the worst first: a condition names the first that holds

@@ -17,7 +17,8 @@ from delayregistry.kube.cluster_watches import Listener
 
 from delayoperator.handlers.table import Clusters
 from delayoperator.kube.api import PAGE, Json
-from delayoperator.kube.kinds import DELAY_CLUSTER, POD, ObjectKind
+from delayoperator.kube.kinds import DELAY_CLUSTER, DELAY_TOPIC, POD, ObjectKind
+from delayoperator.kube.topic_deletion import is_leaving
 
 
 def settings() -> kopf.OperatorSettings:
@@ -54,8 +55,8 @@ def routes(clusters: Clusters, credentials: Credentials) -> kopf.OperatorRegistr
     return registry
 
 
-def listener_of(clusters: Clusters) -> Callable[[ObjectKind], Listener]:
-    """What the caches tell of changes."""
+def listener_of(clusters: Clusters, namespaces: Sequence[str] = ()) -> Callable[[ObjectKind], Listener]:
+    """What the caches tell of changes. namespaces: where the operator looks after clusters; empty: everywhere."""
 
     def pods(namespace: str, name: str, bodies: Sequence[Json]) -> None:
         for body in bodies:
@@ -65,7 +66,14 @@ def listener_of(clusters: Clusters) -> Callable[[ObjectKind], Listener]:
     def owned(namespace: str, name: str, bodies: Sequence[Json]) -> None:
         clusters.touched(namespace, name)
 
-    return lambda kind: pods if kind is POD else owned
+    def topics(namespace: str, name: str, bodies: Sequence[Json]) -> None:
+        if any(map(is_leaving, bodies)) and (not namespaces or namespace in namespaces):
+            clusters.awaited(namespace, name)
+        else:
+            clusters.touched(namespace, name)
+
+    special = {POD: pods, DELAY_TOPIC: topics}
+    return lambda kind: special.get(kind, owned)
 
 
 def _connection(credentials: Credentials) -> kopf.ConnectionInfo:

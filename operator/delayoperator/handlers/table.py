@@ -21,13 +21,14 @@ class Clusters:
 
     def seen(self, namespace: str, name: str, version: str) -> None:
         """There is such a DelayCluster, of this version: perhaps one that we have written ourselves."""
-        with self._lock:
-            worker = self._workers.get((namespace, name))
-            if worker is not None and worker.wake(version):
-                return
-            worker = self._workers[namespace, name] = self._new_worker(namespace, name)
-            worker.start()
-        self._log({"event": "cluster-found", "cluster": f"{namespace}/{name}"})
+        if self._begin(namespace, name, version):
+            self._log({"event": "cluster-found", "cluster": f"{namespace}/{name}"})
+
+    def awaited(self, namespace: str, name: str) -> None:
+        """DelayTopics that were deleted wait for such a DelayCluster. It may be gone, or not seen yet: its worker asks
+        the API server which."""
+        if self._begin(namespace, name, ""):
+            self._log({"event": "cluster-awaited", "cluster": f"{namespace}/{name}"})
 
     def gone(self, namespace: str, name: str) -> None:
         """It was deleted. Should there be another of this name by now, its worker finds that out."""
@@ -64,6 +65,16 @@ class Clusters:
         with self._lock:
             workers = list(self._workers.values())
         return [f"{it.namespace}/{it.name}: {why}" for it in workers if (why := it.stuck()) is not None]
+
+    def _begin(self, namespace: str, name: str, version: str) -> bool:
+        """Wakes its worker, or starts one: then True."""
+        with self._lock:
+            worker = self._workers.get((namespace, name))
+            if worker is not None and worker.wake(version):
+                return False
+            worker = self._workers[namespace, name] = self._new_worker(namespace, name)
+            worker.start()
+            return True
 
     def stop(self, timeout_s: float = 20.0) -> None:
         workers = self.workers()

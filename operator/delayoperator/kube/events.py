@@ -1,4 +1,4 @@
-"""Events on a DelayCluster or a DelayRebalance, as `kubectl describe` shows them: few, told once, counted up."""
+"""Events on DelayClusters, DelayRebalances and DelayTopics, for `kubectl describe`: few, told once, counted up."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EventRecorder:
     ) -> None:
         """about: the object's metadata."""
         namespace, name = str(about["namespace"]), str(about["name"])
-        what = "cluster" if kind is DELAY_CLUSTER else "rebalance"
+        what = kind.name.removeprefix("Delay").lower()
         event: dict[str, object] = {"event": "said", what: f"{namespace}/{name}", "reason": reason, "message": message}
         self._log({**event, "level": LogLevel.WARNING if warning else LogLevel.INFO})
         try:
@@ -62,7 +62,8 @@ class EventRecorder:
     def _write(self, about: Json, of: ObjectKind, reason: str, message: str, kind: str) -> None:
         now_ms = self._clock.monotonic_ms()
         self._recorded = {key: it for key, it in self._recorded.items() if now_ms - it.recorded_ms < SAME_MS}
-        key = hashlib.sha256(f"{about['name']}\n{of.name}\n{kind}\n{reason}\n{message}".encode()).hexdigest()
+        object_name = f"{about['namespace']}/{about['name']}"
+        key = hashlib.sha256(f"{object_name}\n{of.name}\n{kind}\n{reason}\n{message}".encode()).hexdigest()
         recorded = self._recorded.get(key)
         stamp = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         namespace = str(about["namespace"])

@@ -6,6 +6,8 @@
                   the nodes have
     done          the finalizer goes
 
+Of a cluster that is gone the finalizers are taken off elsewhere (topic_release.py): nobody can delete messages there.
+
 A copy goes only while its log is as long as it was when nothing was found to wait in it. An operator that is another
 one by then does not know that: the DelayTopic waits until a person has looked (`delayctl nodes orphans`).
 """
@@ -61,7 +63,7 @@ class TopicDeletions:
         has = FINALIZER in _finalizers(body)
         wrong = asked != has and (has or (told is not None and told.spec is not None))
         if wrong:
-            self._write(body, wanted=asked)
+            write_finalizer(self._api, body, wanted=asked)
         return wrong
 
     def advance(
@@ -79,7 +81,7 @@ class TopicDeletions:
         if (body.get("spec") or {}).get("deletionPolicy") != DeletionPolicy.DELETE:
             return OVER  # hold() has let it go
         if not its_own or name in merged.own:  # what is left is another one's
-            self._write(body, wanted=False)
+            write_finalizer(self._api, body, wanted=False)
             return OVER
         if told is None or told.topic(name) is not None:
             return DeletionStep("the cluster's nodes are told that the topic is gone", under_way=True)
@@ -104,7 +106,7 @@ class TopicDeletions:
             if copy.topic == name and copy_uid not in known
         ]
         if not copies:
-            self._write(body, wanted=False)
+            write_finalizer(self._api, body, wanted=False)
             return OVER
         return self._purge(copies, leases, prober)
 
@@ -133,12 +135,6 @@ class TopicDeletions:
             said = f"copies of which nobody knows that they are done with are left: {some(kept)}"
             return DeletionStep(f"{said}. Look at `delayctl nodes orphans`, and purge them")
         return DeletionStep("the copies that nodes have are deleted", under_way=True)
-
-    def _write(self, body: Json, *, wanted: bool) -> None:
-        meta = body["metadata"]
-        names = [it for it in _finalizers(body) if it != FINALIZER] + ([FINALIZER] if wanted else [])
-        patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": names}}
-        self._api.merge(DELAY_TOPIC, meta["namespace"], meta["name"], patch)
 
 
 def _look(
@@ -173,6 +169,14 @@ def topic_of(body: Json) -> str:
 def is_leaving(body: Json) -> bool:
     """It was deleted, and waits with its messages."""
     return "deletionTimestamp" in body["metadata"] and FINALIZER in _finalizers(body)
+
+
+def write_finalizer(api: Api, body: Json, *, wanted: bool) -> None:
+    """On condition that the DelayTopic is as in `body`. Raises ApiError."""
+    meta = body["metadata"]
+    names = [it for it in _finalizers(body) if it != FINALIZER] + ([FINALIZER] if wanted else [])
+    patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "finalizers": names}}
+    api.merge(DELAY_TOPIC, meta["namespace"], meta["name"], patch)
 
 
 def _finalizers(body: Json) -> list[str]:

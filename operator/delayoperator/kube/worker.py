@@ -27,13 +27,14 @@ from delayoperator.election.claim import DEAD_AFTER_MS, OperatorClaim
 from delayoperator.election.claims import ClusterClaims
 from delayoperator.kube.api import Api, ApiError, Json
 from delayoperator.kube.apply import problem
-from delayoperator.kube.caches import ObjectCaches
+from delayoperator.kube.caches import HeldObjects, ObjectCaches
 from delayoperator.kube.events import EventRecorder
 from delayoperator.kube.kinds import DELAY_CLUSTER
 from delayoperator.kube.own_token import ACCOUNT_VARIABLE, OwnAccount
 from delayoperator.kube.rebalance.rebalances import Rebalances
 from delayoperator.kube.reconcile import ClusterReconciler, ReconcileResult
 from delayoperator.kube.shards import ShardsThread
+from delayoperator.kube.topic_release import TopicRelease
 from delayoperator.kube.views import ended_processes
 from delayoperator.plan import Liveness
 
@@ -75,8 +76,8 @@ OpenRegistry = Callable[[str, str, str, Callable[[], None]], Registry]
 
 
 class Worker:
-    """log: one event, a line each. Started once; ends when its DelayCluster is gone, or by stop(). One that is over has
-    closed what it held, so that another one may begin.
+    """log: one event, a line each. Started once; ends when its DelayCluster is gone and no DelayTopic waits for it, or
+    by stop(). One that is over has closed what it held, so that another one may begin.
 
     It writes only in a tenure as leader (`claims.tenure`) in which it has found the cluster to be ours. Before, as a
     standby, it follows the shards and the leases; of a cluster that another operator has, nothing.
@@ -105,6 +106,7 @@ class Worker:
         self._told_dropped = False
         self._log: Log = lambda event: log({"cluster": f"{namespace}/{name}", **event})
         self._events = EventRecorder(api, settings.clock, self._log)
+        self._topics = TopicRelease(api, self._events, (namespace, name), caches.namespaces)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._ending = threading.Lock()  # between a wake-up and the end: it is heard, or refused
         self._closed = False
@@ -255,12 +257,12 @@ class Worker:
         held = {} if conflicts else self._caches.of_cluster(self.namespace, self.name)
         body = self._api.get(DELAY_CLUSTER, self.namespace, self.name)
         if body is None:
-            return None
+            return self._release_topics(held, None)
         if "deletionTimestamp" in body["metadata"]:
             # Kubernetes is deleting what the cluster owns: an object made again now would stay for ever.
             self._stop_shards()
             self._own_version = str(body["metadata"]["resourceVersion"])
-            return ReconcileResult(wrote=False)
+            return self._release_topics(held, body) or ReconcileResult(wrote=False)
         if self._shards is not None:
             self._shards.paused = bool(paused_by(body))
         self._claim(body)
@@ -280,6 +282,19 @@ class Worker:
         if self._shards is not None:
             self._shards.ended([it for pod in result.pods for it in ended_processes(pod)])
         return result
+
+    def _release_topics(self, held: HeldObjects, body: Json | None) -> ReconcileResult | None:
+        """body: of a DelayCluster that is being deleted; None: it is gone. None: no DelayTopic waits for it."""
+        leaving = self._topics.leaving(held)
+        if not leaving:
+            return None
+        if self._claims.tenure() is not None and (body is None or self._claims.another(body) is None):
+            self._topics.release(leaving)
+            return None
+        # The one whose turn it is may die before it has done that: this one stays until none is left.
+        if body is None:
+            self._close()
+        return ReconcileResult(wrote=False)
 
     def _claim(self, body: Json) -> None:
         """Finds out whose the cluster is, and makes it ours if it may be and this process leads."""
