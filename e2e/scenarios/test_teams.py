@@ -211,3 +211,24 @@ def test_a_team_s_account_can_not_see_send_to_or_fill_the_other_s_topic(
         by(a, "produce", a.topic, "--delay", "1h", "--count", "3000")
     by(b, "produce", b.topic, "--delay", "1h", "--count", str(PENDING))
     assert len(by(b, "pending", b.topic, "--json").splitlines()) == 2 * PENDING
+
+
+def test_a_namespace_with_a_cluster_and_a_topic_that_is_to_go_with_its_messages_is_deleted_whole(
+    kube: Kubectl, operator: Release
+) -> None:
+    """The cluster goes with the namespace, so nobody can count or delete the topic's messages: it is let go."""
+    name = f"delaycluster-e2e-going-{int(time.time()) % 100_000}"
+    kube.namespace(name)
+    cluster = ClusterUnderTest(kube, "going", name)
+    cluster.apply(nodes=1, replicas=1, storage={"size": "1Gi"}, topics=[])
+    topic = {"name": "mails", "namespace": name}
+    spec = {"cluster": {"name": cluster.name}, "queues": 1, "deletionPolicy": "Delete"}
+    kube.apply({"apiVersion": API_VERSION, "kind": "DelayTopic", "metadata": topic, "spec": spec}, namespace=name)
+
+    def unheld() -> list[str]:
+        finalizers = kube.get("delaytopic", "mails", name)["metadata"].get("finalizers") or []
+        return [] if finalizers else ["it has no finalizer yet"]
+
+    wait_until("the topic is held", unheld, TOLD_SECONDS)
+    kube("delete", "namespace", name, "--timeout=150s", seconds=160)
+    assert not kube.exists("namespace", name)
