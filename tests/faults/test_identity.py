@@ -24,6 +24,7 @@ from delaylocal import LocalCluster
 from delaynode.store.log.files import DiskFiles
 from delaynode.store.maintenance import marker
 from delayregistry.model import Condition, ShardObject, TopicSpec
+from delayregistry.sqlite import SqliteRegistry
 
 from tests.operator.runbook import commands, filled
 
@@ -331,3 +332,23 @@ def test_copies_that_a_newer_release_wrote_are_not_retired_or_purged_by_this_one
     with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
         cluster.wait_ready()
         assert sorted(receive(cluster, MESSAGES)) == sorted(sent)
+
+
+def test_an_object_made_again_for_copies_that_are_gone_begins_anew_at_a_persons_word(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        cluster.wait_ready()
+        send(cluster, MESSAGES, LATER_MS)
+        (shard,) = cluster.registry.list_shards()
+    for directory in tmp_path.glob("n*/shards/orders-0-*"):
+        shutil.rmtree(directory)
+    with closing(SqliteRegistry(tmp_path / "registry.db")) as registry:  # as `adopt` writes the first of its two parts
+        registry.write_spec(shard.name, replace(shard.spec, master=None, incarnation=None), shard.version)
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as registry, registry:
+        registry.execute("UPDATE shards SET status = NULL")
+    with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
+        await_reason(cluster, "orders-0", "StatusLost")
+        retire = from_page("NoInSyncReplica", "begins anew", SHARD="orders-0")
+        gone = once_all_answer(tmp_path, *retire, "--pending", "-1")
+        assert gone.exit_code == 0, gone.output
+        cluster.wait_ready()
+        assert sorted(send(cluster, 40, 1)) == sorted(receive(cluster, 40))

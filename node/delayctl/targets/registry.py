@@ -256,7 +256,7 @@ class RegistryEditor(ABC):
         if topic is None or shard.spec.queue >= topic.queues:
             return
         copies = _copies(shard, answers)
-        if shard.status is None and not copies:
+        if shard.spec.epoch == 0 and not copies:
             raise TargetRefused(f"{shard.name} is wanted, and was never served: it has lost nothing")
         if whole := [node for node, copy in copies.items() if may_have_messages(copy)]:
             raise TargetRefused(
@@ -267,7 +267,7 @@ class RegistryEditor(ABC):
 
     def _retirement(self, shard: ShardObject, answers: Mapping[str, NodeAnswer]) -> Retirement:
         copies = _copies(shard, answers)
-        lost = not copies and shard.status is not None
+        lost = not copies and shard.spec.epoch > 0
         known = not lost and not any(copy.damaged or copy.role is ObservedRole.OPENING for copy in copies.values())
         pending = max((copy.pending for copy in copies.values()), default=0) if known else None
         return Retirement(shard, tuple(copies), pending)
