@@ -291,8 +291,8 @@ def test_a_damaged_copy_is_not_passed_over_by_an_object_without_its_status(tmp_p
     kept, gone = (next(tmp_path.glob(f"{node}/shards/orders-0-*")) for node in shard.spec.replicas)
     marker.mark_damaged(DiskFiles(), str(kept), "a test says so", 0, 0)
     shutil.rmtree(gone)
-    with closing(sqlite3.connect(tmp_path / "registry.db")) as registry, registry:
-        registry.execute("UPDATE shards SET status = NULL")
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as rows, rows:
+        rows.execute("UPDATE shards SET status = NULL")
     with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
         await_reason(cluster, "orders-0", "StatusLost")
         time.sleep(12)  # a master that was chosen and has not begun is passed over after ten seconds
@@ -343,8 +343,8 @@ def test_an_object_made_again_for_copies_that_are_gone_begins_anew_at_a_persons_
         shutil.rmtree(directory)
     with closing(SqliteRegistry(tmp_path / "registry.db")) as registry:  # as `adopt` writes the first of its two parts
         registry.write_spec(shard.name, replace(shard.spec, master=None, incarnation=None), shard.version)
-    with closing(sqlite3.connect(tmp_path / "registry.db")) as registry, registry:
-        registry.execute("UPDATE shards SET status = NULL")
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as rows, rows:
+        rows.execute("UPDATE shards SET status = NULL")
     with make_cluster(tmp_path, TopicSpec("orders", 1)) as cluster:
         await_reason(cluster, "orders-0", "StatusLost")
         retire = from_page("NoInSyncReplica", "begins anew", SHARD="orders-0")
