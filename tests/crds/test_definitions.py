@@ -81,6 +81,13 @@ def test_every_schema_is_structural(kind: CrdKind) -> None:
 
 
 @every_kind
+def test_no_schema_has_an_empty_map_that_the_api_server_would_leave_out(kind: CrdKind) -> None:
+    for path, part in fields(schema_of(kind)):
+        assert part.get("properties", "absent"), path
+        assert part.get("required", "absent"), path
+
+
+@every_kind
 def test_every_field_is_explained(kind: CrdKind) -> None:
     schema = schema_of(kind)
     assert len(schema["description"]) > 60

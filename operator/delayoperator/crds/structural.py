@@ -57,6 +57,8 @@ def _resolved(node: Json, definitions: Json) -> Json:
         node["items"] = _resolved(node["items"], definitions)
     if "properties" in node:
         node["properties"] = {name: _resolved(part, definitions) for name, part in node["properties"].items()}
+        if not node["properties"]:  # as the API server gives it back: else GitOps tools see a difference for ever
+            del node["properties"]
     if "description" in node:
         node["description"] = _paragraphs(node["description"])
     if node.get("type") == "integer":
